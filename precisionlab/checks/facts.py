@@ -1,0 +1,149 @@
+"""What the checks ask of a fault: its event, phase, sink and numbers. One vocabulary, so that claims read as sentences."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from precisionlab.checks.base import Fault
+from precisionlab.errors import SettingsError
+from precisionlab.records import EventKind, Phase, SinkKind
+
+if TYPE_CHECKING:
+    from precisionlab.formats import Format
+
+PROTOCOL_CODES: dict[str, str] = {
+    "masters-do-not-match": "PL304",
+    "scale-collapse": "PL401",
+    "every-step-skipped": "PL401",
+    "scale-overflow": "PL401",
+    "scale-not-resumed": "PL401",
+    "clip-before-unscale": "PL402",
+    "unscale-twice": "PL403",
+    "step-without-unscale-division": "PL403",
+    "step-on-scaled-gradients": "PL403",
+    "plain-step-after-scaler-step": "PL403",
+    "update-between-optimizers": "PL403",
+    "fp16-parameters-under-scaler": "PL403",
+    "gradient-penalty-on-scaled-gradients": "PL403",
+    "clip-inside-accumulation": "PL404",
+    "stale-nonfinite-gradient": "PL405",
+    "nonfinite-gradient-replaced": "PL405",
+    "scheduler-steps-on-skips": "PL406",
+    "stale-autocast-cast": "PL407",
+    "reversed-gradient": "PL408",
+    "gradient-not-averaged": "PL408",
+    "recompute-differs": "PL508",
+}
+"""Name of a protocol fault -> the check that describes it."""
+
+UNKNOWN_PROTOCOL_CODE = "PL403"
+"""The check for a protocol fault whose name is not in the table: most of them concern the unit of the gradients."""
+
+
+def event_is(fault: Fault, *kinds: EventKind) -> bool:
+    """Whether the root event exists and is of one of ``kinds``."""
+    return fault.event is not None and fault.event.kind in kinds
+
+
+def detail_is(fault: Fault, *details: str) -> bool:
+    """Whether the root event exists and its detail is one of ``details``."""
+    return fault.event is not None and fault.event.detail in details
+
+
+def phase_is(fault: Fault, *phases: Phase) -> bool:
+    """Whether the root event exists and happened in one of ``phases``."""
+    return fault.event is not None and fault.event.site.phase in phases
+
+
+def sink_is(fault: Fault, *kinds: SinkKind) -> bool:
+    """Whether the worst consequence exists and is of one of ``kinds``."""
+    return fault.sink is not None and fault.sink.kind in kinds
+
+
+def unexplained(fault: Fault, *kinds: SinkKind) -> bool:
+    """Whether no event explains the fault, and (where ``kinds`` are given) its sink is one of them."""
+    return fault.event is None and (not kinds or sink_is(fault, *kinds))
+
+
+def protocol_is(fault: Fault, code: str) -> bool:
+    """Whether the root event is a protocol fault that belongs to the check ``code``."""
+    event = fault.event
+    return event is not None and event.kind is EventKind.PROTOCOL and PROTOCOL_CODES.get(event.detail, UNKNOWN_PROTOCOL_CODE) == code
+
+
+def measured(fault: Fault, name: str) -> float | None:
+    """A number that was measured at the root event (at the sink when there is no event); None when it is missing or NaN.
+
+    Unlike ``fault.number`` it never takes a sink's count for the event's: "32 of 64 values" must not mix the two.
+    """
+    record = fault.event if fault.event is not None else fault.sink
+    found = record.evidence.get(name) if record is not None else None
+    return _number(found)
+
+
+def at_sink(fault: Fault, name: str) -> float | None:
+    """A number that was measured at the worst sink; None when it is missing or NaN."""
+    return _number(fault.sink.evidence.get(name)) if fault.sink is not None else None
+
+
+def anywhere(fault: Fault, name: str) -> float | None:
+    """A number of the event, else of the sink; None when both lack it or it is NaN."""
+    return _number(fault.number(name, math.nan))
+
+
+def _number(found: object) -> float | None:
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or math.isnan(found):
+        return None
+    return float(found)
+
+
+def op_stem(fault: Fault) -> str:
+    """The op without namespace, overload, ``_foreach`` and in-place marks: ``aten._foreach_addcdiv_`` gives ``addcdiv``."""
+    site = fault.event.site if fault.event is not None else (fault.sink.site if fault.sink is not None else None)
+    if site is None:
+        return ""
+    parts = site.op.replace("::", ".").split(".")
+    name = parts[1] if len(parts) > 1 else parts[0]
+    return name.strip("_").removeprefix("foreach_").removeprefix("fused_").strip("_")
+
+
+def words(fault: Fault) -> str:
+    """Module, function and source line of the event in lower case, to look for what an expression is about."""
+    if fault.event is None:
+        return ""
+    site = fault.event.site
+    return f"{site.module} {site.function} {site.line_text}".lower()
+
+
+def mentions(fault: Fault, *fragments: str) -> bool:
+    """Whether the module path, the function name or the source line of the event contains one of ``fragments``."""
+    text = words(fault)
+    return any(fragment in text for fragment in fragments)
+
+
+def limits(fault: Fault) -> Format | None:
+    """The format in which the root event happened; None when it is not recorded or not a known one."""
+    from precisionlab.formats import get_format  # numpy: only when a finding is worded, so that ``explain`` starts without it
+
+    try:
+        return get_format(_dtype(fault))
+    except SettingsError:
+        return None
+
+
+def dtype_name(fault: Fault) -> str:
+    """Short name of the format in which the root event happened (``fp16``); empty when it is not recorded."""
+    known = limits(fault)
+    return known.name if known is not None else _dtype(fault).removeprefix("torch.")
+
+
+def _dtype(fault: Fault) -> str:
+    record = fault.event if fault.event is not None else fault.sink
+    return str(record.evidence.get("dtype", "")) if record is not None else ""
+
+
+def narrow_range(fault: Fault) -> bool:
+    """Whether the format has less range than fp32, so that bf16 or fp32 helps: true for fp16 and fp8, and when it is unknown."""
+    known = limits(fault)
+    return known is None or known.emax < 127

@@ -1,0 +1,193 @@
+"""From events and sinks to findings: a fault is judged by what becomes of it. A pure function of the record and the thresholds.
+
+1. Every sink whose real value differs materially names the events that flowed into it. The *root* is the event that no other event of
+   the same sink precedes, the most damaging kind first.
+2. Sinks with one root make one finding, at the root's op, with the worst sink as its consequence.
+3. Hierarchy: once an optimizer step was taken, weights and optimizer state are the judges; outputs, losses and values read on the way
+   are risky at most.
+4. Events that reach no sink materially are counted, not reported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from typing import Any
+
+from precisionlab.checks.base import Check, Fault, check_for
+from precisionlab.records import EventKind, EventRecord, Phase, RunRecord, SinkKind, SinkRecord, Verdict
+from precisionlab.report.model import Column, Finding, OpVerdict, Report
+from precisionlab.thresholds import Thresholds
+
+_RANK = {
+    EventKind.PROTOCOL: 0,
+    EventKind.OVERFLOW: 1,
+    EventKind.DOMAIN: 1,
+    EventKind.CAST: 1,
+    EventKind.CONSTANT: 1,
+    EventKind.FLUSH: 2,
+    EventKind.RHO: 3,
+    EventKind.LOST: 3,
+    EventKind.GAIN: 4,
+    EventKind.TIE: 5,
+    EventKind.FLIP: 6,
+}
+"""Which of several unrelated roots is blamed: the more damaging and the more specific first."""
+
+_NONFINITE_ROOTS = frozenset((EventKind.PROTOCOL, EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.CAST, EventKind.CONSTANT, EventKind.FLUSH, EventKind.GAIN))
+_WEIGHT_SINKS = frozenset((SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.STATE, SinkKind.ACCUMULATOR))
+_NO_GAIN = frozenset((SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.ITEM, SinkKind.EXIT, SinkKind.STATE))
+"""Sinks at which amplification alone convicts nobody: gradients near convergence, key biases and differences are noise by nature."""
+
+
+def judge(record: RunRecord, thresholds: Thresholds) -> Report:
+    """Findings, op verdicts and the verdict of the run."""
+    import precisionlab.checks.catalogue  # noqa: F401  registers the checks
+
+    events = {e.id: e for e in record.events}
+    groups: dict[int | None, list[tuple[SinkRecord, Verdict]]] = defaultdict(list)
+    for sink in record.sinks:
+        root = _root(sink, events)
+        verdict = _weigh(sink, root, record, thresholds)
+        if verdict is Verdict.SAFE:
+            continue
+        groups[root.id if root is not None else None].append((sink, verdict))
+    faults: list[Fault] = []
+    for root_id, arrived in groups.items():
+        if root_id is None:
+            faults.extend(Fault(None, sink, verdict, (sink,)) for sink, verdict in _worst_per_kind(arrived))
+            continue
+        arrived.sort(key=lambda pair: (-pair[1].severity, _SINK_ORDER[pair[0].kind]))
+        faults.append(Fault(events[root_id], arrived[0][0], arrived[0][1], tuple(sink for sink, _ in arrived)))
+    findings = [f for f in (_finding(fault) for fault in _merge(faults)) if f is not None]
+    findings.sort(key=lambda f: (-f.verdict.severity, f.first_step, f.code, f.module, f.op, f.source))
+    reported = {(f.module, f.op, f.source) for f in findings}
+    ops = [_op_verdict(op, findings, thresholds) for op in record.ops]
+    ops.sort(key=lambda o: (-o.verdict.severity, -o.drift_u))
+    quiet = sum(e.count for e in record.events if (e.site.module, e.site.op, e.site.source) not in reported)
+    return Report(_overall(findings, record), findings, ops, record, _inherited(record), quiet, list(record.notes))
+
+
+_SINK_ORDER = {kind: i for i, kind in enumerate((SinkKind.UPDATE, SinkKind.STATE, SinkKind.ACCUMULATOR, SinkKind.GRADIENT, SinkKind.OUTPUT, SinkKind.LOSS, SinkKind.DECISION, SinkKind.EXIT, SinkKind.ITEM))}  # fmt: skip
+
+
+def _root(sink: SinkRecord, events: dict[int, EventRecord]) -> EventRecord | None:
+    present = [events[i] for i in sink.events if i in events]
+    if sink.evidence.get("nonfinite"):
+        present = [e for e in present if e.kind in _NONFINITE_ROOTS]
+    ancestors = {e.id for e in present if e.kind is not EventKind.LOST}
+    roots = [e for e in present if not ((e.parents & ancestors) - {e.id})]
+    return min(roots or present, key=lambda e: (_RANK[e.kind], e.id), default=None)
+
+
+def _weigh(sink: SinkRecord, root: EventRecord | None, record: RunRecord, limits: Thresholds) -> Verdict:
+    """How bad it is that ``root`` reached this sink."""
+    verdict = sink.verdict
+    nonfinite = bool(sink.evidence.get("nonfinite"))
+    if root is None:
+        if sink.needs_event:
+            verdict = min(verdict, Verdict.RISKY, key=lambda v: v.severity)
+            if sink.kind in (SinkKind.ITEM, SinkKind.EXIT) or sink.kind in _WEIGHT_SINKS:
+                return Verdict.SAFE
+        return verdict
+    if root.kind is EventKind.GAIN and not nonfinite and sink.kind is not SinkKind.DECISION:
+        if sink.kind in _NO_GAIN:
+            return Verdict.SAFE
+        if _number(sink.evidence.get("drift")) > 1.0 and _number(root.evidence.get("error_over_operands_u")) <= limits.output_drift_u:
+            return Verdict.SAFE
+    stepped = record.optimizer_steps > 0 or record.skipped_steps > 0
+    if stepped and sink.kind in (SinkKind.OUTPUT, SinkKind.LOSS, SinkKind.ITEM, SinkKind.EXIT) and root.kind is not EventKind.PROTOCOL:
+        if sink.evidence.get("requires_grad") or sink.kind in (SinkKind.LOSS, SinkKind.ITEM):
+            return Verdict.SAFE if nonfinite and record.skipped_steps else min(verdict, Verdict.RISKY, key=lambda v: v.severity)
+    if stepped and sink.kind is SinkKind.GRADIENT and nonfinite and record.skipped_steps and record.optimizer_steps > record.skipped_steps:
+        return Verdict.SAFE  # the scaler calibrates: the step was skipped, as it should be
+    return verdict
+
+
+def _worst_per_kind(arrived: list[tuple[SinkRecord, Verdict]]) -> list[tuple[SinkRecord, Verdict]]:
+    """Unexplained differences: one per kind of sink, the worst."""
+    best: dict[SinkKind, tuple[SinkRecord, Verdict]] = {}
+    for sink, verdict in arrived:
+        known = best.get(sink.kind)
+        if known is None or (verdict.severity, _number(sink.evidence.get("drift"))) > (known[1].severity, _number(known[0].evidence.get("drift"))):
+            best[sink.kind] = (sink, verdict)
+    return list(best.values())
+
+
+def _merge(faults: list[Fault]) -> list[Fault]:
+    """One fault gives one finding: the same kind of event in the same function with the same op is one."""
+    merged: dict[Any, Fault] = {}
+    for fault in faults:
+        event = fault.event
+        key: Any = id(fault) if event is None else (event.kind, event.site.op, event.site.source, event.site.phase, event.detail)
+        known = merged.get(key)
+        if known is None or fault.verdict.severity > known.verdict.severity:
+            merged[key] = fault
+    broken_consequences = {
+        (s.kind, s.name) for f in merged.values() if f.verdict is Verdict.BROKEN and f.event is not None for s in f.sinks
+    }
+    return [f for f in merged.values() if f.event is not None or f.sink is None or (f.sink.kind, f.sink.name) not in broken_consequences]
+
+
+def _finding(fault: Fault) -> Finding | None:
+    check: type[Check] | None = check_for(fault)
+    if check is None:
+        return None
+    event, sink = fault.event, fault.sink
+    site = event.site if event is not None else sink.site if sink is not None else None
+    parameter = next((str(s.evidence["parameter"]) for s in fault.sinks if "parameter" in s.evidence), None)
+    message = check.message(fault)
+    if sink is not None and sink.reason:
+        message = f"{message.rstrip()} Consequence: {sink.reason}."
+    module, op, phase, source = (site.module, site.op, site.phase, site.source) if site is not None else ("", "", Phase.OTHER, "")
+    evidence = {**(sink.evidence if sink is not None else {}), **(event.evidence if event is not None else {})}
+    text = site.line_text if site is not None else ""
+    mark = hashlib.sha256("\0".join((check.code, module, op, str(phase), text)).encode()).hexdigest()[:16]
+    count = event.count if event is not None else sink.count if sink is not None else 0
+    first = event.first_step if event is not None else sink.first_step if sink is not None else 0
+    return Finding(
+        check.code, check.kind, fault.verdict, phase, module, op, source, parameter, message, evidence, check.advice(fault), count, first, mark
+    )
+
+
+def _op_verdict(op: Any, findings: list[Finding], limits: Thresholds) -> OpVerdict:
+    site = op.site
+    mine = [f for f in findings if (f.module, f.op, f.source, f.phase) == (site.module, site.op, site.source, site.phase)]
+    worst = Verdict.worst([f.verdict for f in mine])
+    in_storage = [f for f in mine if f.code.startswith("PL1") or f.code.startswith("PL2")]
+    in_sums = [f for f in mine if f.code in ("PL102", "PL502", "PL503", "PL203", "PL301", "PL302")]
+    in_compute = [f for f in mine if f not in in_storage and f not in in_sums]
+    storage = Verdict.worst([f.verdict for f in in_storage if f not in in_sums])
+    compute = Verdict.worst([f.verdict for f in in_compute])
+    accumulation = Verdict.worst([f.verdict for f in in_sums])
+    return OpVerdict(
+        site.module,
+        site.op,
+        site.phase,
+        site.source,
+        op.count,
+        op.plan,
+        worst if op.shadowed else Verdict.UNKNOWN,
+        Column(storage, {"max_abs": op.max_abs, "flushed_energy_share": op.flushed_energy_share, "introduced_nonfinite": op.introduced_nonfinite}),
+        Column(compute, {"gain": op.gain_max, "local_error_u": op.local_error_u, "local_checks": op.local_checks}),
+        Column(accumulation, {"rho_max": op.rho_max, "rho_p99": op.rho_p99, "reduction_length": op.reduction_length}),
+        op.drift_u,
+        op.rho_p99,
+        op.rho_max,
+        op.gain_max,
+    )
+
+
+def _overall(findings: list[Finding], record: RunRecord) -> Verdict:
+    if record.coverage.ops == 0 or record.coverage.shadowed == 0:
+        return Verdict.UNKNOWN
+    return Verdict.worst([f.verdict for f in findings])
+
+
+def _inherited(record: RunRecord) -> int:
+    origins = {e.site for e in record.events}
+    return sum(1 for op in record.ops if op.introduced_nonfinite and op.site not in origins)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -1,0 +1,108 @@
+"""PL403: the unscale protocol."""
+
+from precisionlab.checks.base import Check, Fault, check
+from precisionlab.checks.facts import protocol_is
+from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.records import Kind
+
+_SAYS = {
+    "unscale-twice": "divides gradients by the loss scale twice",
+    "step-without-unscale-division": "takes a step on gradients that still carry the loss scale",
+    "step-on-scaled-gradients": "takes a step on gradients that still carry the loss scale",
+    "plain-step-after-scaler-step": "takes a plain step after scaler.step(), past its check for non-finite gradients",
+    "update-between-optimizers": "updates the loss scale between two optimizers of the same iteration",
+    "fp16-parameters-under-scaler": "is given fp16 parameters, whose fp16 gradients cannot hold the unscaled values",
+    "gradient-penalty-on-scaled-gradients": "computes a penalty from gradients that still carry the loss scale",
+}
+
+_ADVICE = {
+    "unscale-twice": (
+        "Unscale exactly once per optimizer and step, after the last micro-batch: either scaler.unscale_(optimizer) or a division of "
+        "your own, not both."
+    ),
+    "step-without-unscale-division": (
+        "Divide the gradients by the scale (in fp32) before optimizer.step(), or call scaler.step(optimizer), which does it."
+    ),
+    "step-on-scaled-gradients": (
+        "Divide the gradients by the scale (in fp32) before optimizer.step(), or call scaler.step(optimizer), which does it."
+    ),
+    "plain-step-after-scaler-step": (
+        "Remove the plain optimizer.step(): scaler.step(optimizer) calls it, and leaves it out when gradients are non-finite."
+    ),
+    "update-between-optimizers": (
+        "Call scaler.update() once per iteration, after the scaler.step() of every optimizer, so that all of them use the same scale."
+    ),
+    "fp16-parameters-under-scaler": (
+        "Keep the trainable parameters in fp32 and let autocast cast them (frozen ones may stay fp16); for pure fp16 training give "
+        "the optimizer fp32 masters."
+    ),
+    "gradient-penalty-on-scaled-gradients": (
+        "Divide the gradients from torch.autograd.grad by scaler.get_scale() before the penalty is formed from them, and scale only "
+        "the final loss."
+    ),
+}
+
+
+@check
+class UnscaleProtocol(Check):
+    """The loss scale is divided out twice, not at all, or in a format that cannot hold the result.
+
+    What it means
+        A loss scale is a unit: every gradient carries it from backward until it is divided out, once, in fp32. Calls in another order
+        leave a factor of the scale, or of its inverse, in the update; a gradient penalty formed on scaled gradients is wrong by it too.
+
+    Why it hurts
+        SGD steps are 65536 times too long or too short. Adam hides the factor in its second moment until the scale changes, and then the
+        step size jumps. fp16 gradients divided by the scale underflow, which is what the scale was to avoid.
+
+    How it is measured
+        The scale is carried as a unit with every gradient; each scaler, clip and optimizer call must find the unit it expects. No rounding
+        and no threshold is involved. Source: torch's amp examples; DETECTION.md, section 6.
+
+    Smallest example
+        import torch
+        weight = torch.nn.Parameter(torch.zeros(1))
+        scale = 1024.0
+        (weight.sum() * scale).backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad       # missing: weight.grad / scale
+        assert round(weight.item()) == -102   # should be -0.1
+
+    Fix
+        The order is: scale(loss).backward() for every micro-batch, unscale_(optimizer), clip, step(optimizer), update(), zero_grad().
+        Trainable parameters, and so their gradients, in fp32.
+
+    When to ignore
+        Never: a factor of the scale in an update is not wanted by anyone.
+
+    Known limits
+        Torch itself raises for two of these (unscale_ twice, fp16 gradients under GradScaler); the report then comes from the
+        exception. Hand-written scalers are recognised by the factor on the loss.
+    """
+
+    code = "PL403"
+    title = "Loss scale not divided out properly"
+    kind = Kind.SCALER
+    order = 10
+
+    @classmethod
+    def claims(cls, fault: Fault) -> bool:
+        return protocol_is(fault, cls.code)
+
+    @classmethod
+    def message(cls, fault: Fault) -> str:
+        detail = fault.event.detail if fault.event is not None else ""
+        numbers = other_evidence(fault)
+        spoken = f" ({detail.replace('-', ' ')})" if detail else ""
+        unknown = f"is called in an order that changes the result{spoken}"
+        text = f"{place(fault)} {_SAYS.get(detail, unknown)}"
+        return sentence(f"{text} ({numbers})" if numbers else text)
+
+    @classmethod
+    def advice(cls, fault: Fault) -> str:
+        detail = fault.event.detail if fault.event is not None else ""
+        return _ADVICE.get(
+            detail,
+            "Follow the order scale(loss).backward(), unscale_(optimizer), clip, scaler.step(optimizer), scaler.update(), "
+            "zero_grad(), once per step.",
+        )

@@ -1,0 +1,65 @@
+"""The command line as a whole. Imports no torch: ``--help``, ``--version`` and ``explain`` answer at once."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import traceback
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from precisionlab import __version__
+from precisionlab.cli import audit, explain
+from precisionlab.cli.codes import ExitCode
+from precisionlab.cli.guard import internal_error, say
+
+app = typer.Typer(
+    name="precisionlab",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: precisionlab audit model.py --dtype fp16",
+)
+app.command(epilog=audit.EPILOG)(audit.audit)
+app.command(epilog=explain.EPILOG)(explain.explain)
+
+
+def version_text() -> str:
+    """Versions of the tool, of torch (without importing it) and of Python."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "not installed"
+    return f"precisionlab {__version__} (torch {torch}, Python {platform.python_version()})"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def precisionlab(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="versions of precisionlab, torch and Python")
+    ] = False,
+) -> None:
+    """Is this PyTorch program numerically safe in fp16 or bf16, what breaks first, and what repairs it?"""
+
+
+def main() -> None:
+    """The entry point. Typer turns crashes into exit code 1, which means findings here: they become 2."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(ExitCode.INTERRUPTED)
+    except Exception as error:
+        say(internal_error(error))
+        if "--debug" in sys.argv:
+            traceback.print_exception(error, file=sys.stderr)
+        sys.exit(ExitCode.WRONG_USE)

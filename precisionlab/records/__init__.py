@@ -1,0 +1,33 @@
+"""Plain data of a run: the torch-free half starts here."""
+
+from precisionlab.records.enums import EventKind, Kind, Phase, SinkKind, Verdict
+from precisionlab.records.run import (
+    Coverage,
+    EventRecord,
+    Evidence,
+    OpRecord,
+    ParameterRecord,
+    Plan,
+    RunRecord,
+    SinkRecord,
+    Site,
+    StepRecord,
+)
+
+__all__ = [
+    "Coverage",
+    "EventKind",
+    "EventRecord",
+    "Evidence",
+    "Kind",
+    "OpRecord",
+    "ParameterRecord",
+    "Phase",
+    "Plan",
+    "RunRecord",
+    "SinkKind",
+    "SinkRecord",
+    "Site",
+    "StepRecord",
+    "Verdict",
+]

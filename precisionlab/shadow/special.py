@@ -1,0 +1,110 @@
+"""Ops whose twin needs more than the same overload on fp64 operands.
+
+Each function is called as ``f(memory, func, call, hi_args, hi_kwargs, out)`` with the program's result ``out`` and returns the fp64 results
+(or the same structure of them); integer and bool members are what the twin would have decided.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from precisionlab.ops.registry import optional_ops
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+class Unshadowable(Exception):
+    """This call cannot be run in fp64; the reason is for the coverage line."""
+
+
+HIDDEN_WRITES: dict[str, set[int]] = {
+    "aten.native_batch_norm": {3, 4},
+    "aten.cudnn_batch_norm": {3, 4},
+    "aten.miopen_batch_norm": {3, 4},
+}
+"""Operands an op writes although its schema does not say so: the running statistics."""
+
+SPECIAL: dict[Any, Any] = {}
+
+
+def _special(*names: str) -> Any:
+    def register(f: Any) -> Any:
+        for packet in optional_ops(aten, *names):
+            SPECIAL[packet] = f
+        return f
+
+    return register
+
+
+@_special("_softmax", "_log_softmax")
+def _softmax(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    # half_to_float is refused for fp64 operands
+    return func(hi_args[0], hi_args[1], False)
+
+
+@_special("_to_copy")
+def _to_copy(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Tensor) -> Any:
+    hi = hi_args[0]
+    source = call.args[0]
+    if isinstance(hi, Tensor) and hi.dtype in (torch.float64, torch.complex128) and out.is_complex() == hi.is_complex():
+        if out.dtype.is_floating_point or out.is_complex():
+            if out.device == source.device and out.stride() == source.stride() and hi.stride() == out.stride() and source.storage_offset() == 0:
+                return hi  # the buffer serves both until one of them is written
+            return hi.to(out.device, memory_format=hi_kwargs.get("memory_format") or torch.preserve_format, copy=True)
+    return func(*hi_args, **hi_kwargs)
+
+
+@_special("native_dropout", "_fused_dropout")
+def _dropout(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    # the program's mask holds; the probability kept is an exact Python number
+    source = call.args[0]
+    state = memory.state(source)
+    hi = memory.window(source, state)
+    keep = call.args[1] if func._schema.name.endswith("_fused_dropout") else 1.0 - call.args[1]
+    train = func._schema.name.endswith("_fused_dropout") or len(call.args) < 3 or call.args[2] is None or call.args[2]
+    return (hi * out[1] * (1.0 / keep if keep > 0 else 0.0) if train else hi.clone(), out[1])
+
+
+def _gather(hi: Tensor, indices: Tensor, dim: int, keepdim: bool) -> Tensor:
+    if hi.dim() == 0:
+        return hi.clone()
+    if indices.dim() < hi.dim():
+        return hi.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
+    return hi.gather(dim, indices)
+
+
+def _argument(func: Any, call: Any, name: str, default: Any) -> Any:
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            if position < len(call.args):
+                return call.args[position]
+            return call.kwargs.get(name, argument.default_value if argument.has_default_value() else default)
+    return default
+
+
+@_special("sort", "topk", "kthvalue", "mode", "cummax", "cummin", "max", "min", "median", "nanmedian", "_fused_moving_avg")
+def _select(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        return func(*hi_args, **hi_kwargs)
+    own = func(*hi_args, **hi_kwargs) if func._schema.name == "aten::topk" else (None, out[1])
+    dim = _argument(func, call, "dim", -1)
+    return (_gather(hi_args[0], out[1], -1 if dim is None else dim, False), own[1])
+
+
+@_special("max_pool2d_with_indices", "adaptive_max_pool2d", "fractional_max_pool2d")
+def _pool2d(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    return _pooled(memory, call, out, 2)
+
+
+@_special("max_pool3d_with_indices", "adaptive_max_pool3d", "fractional_max_pool3d")
+def _pool3d(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    return _pooled(memory, call, out, 3)
+
+
+def _pooled(memory: Any, call: Any, out: Any, spatial: int) -> Any:
+    source, (_, indices) = call.args[0], out
+    hi = memory.window(source, memory.state(source)).flatten(-spatial)
+    return (hi.gather(-1, indices.flatten(-spatial)).view(indices.shape), indices)

@@ -1,0 +1,132 @@
+"""Lost addends: sums whose rounding discards most of one operand (swamping).
+
+With base b and exact increment d, the stored sum s moves by e = s - b. The share lost is ||e - d|| / ||d||. Rounding can lose at most
+u |s| per element, so a sum with ||d|| > 2 u ||s|| needs no look (Higham 2002, section 4.2; SCIENCE A9).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from precisionlab.shadow.measure import LostStats, Stats, lost_addend
+from precisionlab.shadow.memory import UNIT_ROUNDOFF
+from precisionlab.shadow.mode import OpCall, Pair
+
+Tensor = torch.Tensor
+
+_PAIRWISE = frozenset(
+    f"aten.{name}" for name in ("add", "add_", "sub", "sub_", "rsub", "_foreach_add_", "_foreach_sub_", "_foreach_add", "_foreach_sub")
+)
+_GENERAL = frozenset(f"aten.{name}" for name in ("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_"))
+ADDITIVE = _PAIRWISE | _GENERAL
+"""Ops that add an increment to a base."""
+
+_SMALL = 1 << 16
+
+
+def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float) -> LostStats | None:
+    """Numbers of the lost addend when its lost share passes ``limit``; None otherwise, or where the op adds no second tensor."""
+    found = _increments(call, pair)
+    if found is None:
+        return None
+    base, addend, alpha = found
+    if stats.elements > _SMALL and not _suspicious(call, pair, stats):
+        return None
+    lost = lost_addend(base, addend, pair.lo, alpha)
+    if not call.info.in_place and lost.addend_sq > lost.base_sq and call.info.name in _PAIRWISE and alpha == 1.0:
+        lost = lost_addend(addend, base, pair.lo, 1.0)
+    return lost if lost.addend_sq > 0 and lost.lost_sq > limit * limit * lost.addend_sq else None
+
+
+def pending_write_back(call: OpCall, pair: Pair, limit: float) -> tuple[torch.dtype, LostStats] | None:
+    """For a wide sum whose base is an exact copy of a narrow tensor: what rounding it back to that format would lose."""
+    narrow = {p.twin.narrow for p in call.inputs} - {None}
+    if not narrow or call.info.in_place:
+        return None
+    found = _increments(call, pair)
+    if found is None:
+        return None
+    base, addend, alpha = found
+    twins = {id(p.lo): p.twin for p in call.inputs}
+    state = twins.get(id(base))
+    if state is None or state.narrow is None:
+        if call.info.name not in _PAIRWISE or alpha != 1.0:
+            return None
+        base, addend = addend, base
+        state = twins.get(id(base))
+        if state is None or state.narrow is None:
+            return None
+    rounded = pair.lo.to(state.narrow).to(pair.lo.dtype)
+    exact = pair.lo.double() - base.double()
+    lost = lost_addend(base, exact, rounded, 1.0)
+    worth = lost.addend_sq > 0 and lost.lost_sq > limit * limit * lost.addend_sq
+    return (state.narrow, lost) if worth else None
+
+
+def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None:
+    """``(base, addend, alpha)`` with base + alpha * addend the exact sum."""
+    name, args = call.info.name, call.args
+    if name in _PAIRWISE:
+        first, second = args[0], args[1] if len(args) > 1 else None
+        if isinstance(first, (list, tuple)):
+            index = next((i for i, p in enumerate(call.outputs) if p is pair), 0)
+            if not isinstance(second, (list, tuple)) or index >= len(second):
+                return None
+            first, second = first[index], second[index]
+        if not (isinstance(first, Tensor) and isinstance(second, Tensor)) or second.numel() == 1 and first.numel() > 1:
+            return None
+        if not (first.dtype in UNIT_ROUNDOFF and second.dtype in UNIT_ROUNDOFF) or first.is_complex() or second.is_complex():
+            return None
+        alpha = call.kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+        if not isinstance(alpha, (int, float)):
+            return None
+        if "rsub" in name:
+            first, second = second, first
+        base = call.before.get(id(first), first)
+        if call.info.in_place and base is first:
+            return None
+        return base, second, -float(alpha) if "sub" in name else float(alpha)
+    base = args[0]
+    if call.info.in_place:
+        if id(base) not in call.before:
+            return None
+        base = call.before[id(base)]
+    exact = _exact(call, base)
+    if exact is None:
+        return None
+    if name.startswith("aten.lerp") and not call.info.in_place:
+        end = args[1]
+        if isinstance(end, Tensor) and end.shape == pair.lo.shape and _distance(exact, end) < _distance(exact, base):
+            base = end
+    if base.shape != pair.lo.shape:
+        base = base.expand_as(pair.lo)
+    return base, exact - base.double(), 1.0
+
+
+def _exact(call: OpCall, base: Tensor) -> Tensor | None:
+    """The exact result on the rounded operands of lerp, addcmul and addcdiv."""
+    args = [base, *call.args[1:]]
+    wide: list[Any] = [a.double() if isinstance(a, Tensor) and a.dtype in UNIT_ROUNDOFF else a for a in args]
+    if not all(isinstance(a, (Tensor, int, float)) for a in wide):
+        return None
+    value = call.kwargs.get("value", 1)
+    if call.info.name.startswith("aten.lerp"):
+        return wide[0] + wide[2] * (wide[1] - wide[0])
+    if call.info.name.startswith("aten.addcmul"):
+        return wide[0] + value * wide[1] * wide[2]
+    return wide[0] + value * wide[1] / wide[2]
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b.double()).square().sum())
+
+
+def _suspicious(call: OpCall, pair: Pair, stats: Stats) -> bool:
+    """Whether the smaller operand is small enough against the result to be lost at all."""
+    from precisionlab.trackers.events import rms_of
+
+    rounding = 2.0 * UNIT_ROUNDOFF[pair.lo.dtype] * math.sqrt(stats.lo_sq / stats.elements)
+    return min((rms_of(p) for p in call.inputs), default=0.0) < rounding

@@ -1,0 +1,231 @@
+"""Gradients and weight updates, per parameter and step, against their twins.
+
+Gradients and updates are judged by the signed projection <lo, hi> / <hi, hi> summed over the audit: rounding noise averages to 1, what
+was lost does not come back. Normwise drift would flag structural zeros (a bias in front of BatchNorm) on every healthy network.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+
+from precisionlab.records import EventKind, Evidence, ParameterRecord, Phase, SinkKind, Verdict
+from precisionlab.shadow.measure import displacement, measure
+from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory
+from precisionlab.thresholds import Thresholds
+from precisionlab.trackers.events import NAMES, relative
+from precisionlab.trackers.log import RunLog
+
+Tensor = torch.Tensor
+
+
+class _History:
+    """Running sums of one parameter."""
+
+    __slots__ = (
+        "dot", "hi_sq", "record", "update_dot", "update_hi_sq", "run", "events", "nonfinite", "steps", "last_share", "last_events", "lost_event", "judged",
+    )  # fmt: skip
+
+    def __init__(self, record: ParameterRecord) -> None:
+        self.record = record
+        self.dot = self.hi_sq = self.update_dot = self.update_hi_sq = 0.0
+        self.run = 0
+        self.events = NO_EVENTS
+        self.last_events = NO_EVENTS
+        self.nonfinite = 0
+        self.steps = 0
+        self.last_share = 0.0
+        self.lost_event = False
+        self.judged = False
+
+
+class Parameters:
+    """Sees parameters at optimizer steps, and whatever gradients are left at the end."""
+
+    def __init__(self, log: RunLog, memory: ShadowMemory, thresholds: Thresholds) -> None:
+        self.log = log
+        self.memory = memory
+        self.limits = thresholds
+        self.histories: weakref.WeakKeyDictionary[Tensor, _History] = weakref.WeakKeyDictionary()
+        self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._kept: list[ParameterRecord] = []
+        self.steps_seen = 0
+        self._scale = 1.0
+
+    # -- names --------------------------------------------------------------------------------------------------------------------
+
+    def learn_names(self, module: torch.nn.Module) -> None:
+        """Remember the parameter names of an outermost module."""
+        for name, p in module.named_parameters():
+            known = self._names.get(id(p))
+            if known is None or known[0]() is not p:
+                self._names[id(p)] = (weakref.ref(p), name)
+
+    def name_of(self, p: Tensor, fallback: str = "") -> str:
+        """The name of a parameter, or ``fallback``."""
+        known = self._names.get(id(p))
+        return known[1] if known is not None and known[0]() is p else fallback
+
+    # -- gradients ----------------------------------------------------------------------------------------------------------------
+
+    def gradients(self, params: list[tuple[str, Tensor]], *, total_floor: bool = True) -> None:
+        """Compare ``.grad`` of each parameter with its twin; one observation per call."""
+        seen: list[tuple[str, Tensor, Any, Any, float]] = []
+        total = 0.0
+        for name, p in params:
+            grad = p.grad
+            if grad is None or grad.layout != torch.strided or grad.dtype not in UNIT_ROUNDOFF:
+                continue
+            twin = self.memory.get(grad)
+            if twin is None or twin.decision:
+                continue
+            stats = measure(grad, self.memory.window(grad, twin))
+            seen.append((name, p, stats, twin, 0.0))
+            total += stats.hi_sq
+        for name, p, stats, twin, _ in seen:
+            history = self._history(name, p)
+            record = history.record
+            history.steps += 1
+            record.steps += 1
+            record.gradient_norm = math.sqrt(stats.hi_sq)
+            record.gradient_drift_u = relative(stats.diff_sq, stats.hi_sq) / (twin.u or 1.0)
+            norms = math.sqrt(stats.lo_sq * stats.hi_sq)
+            record.gradient_cosine = stats.dot / norms if norms > 0 else None
+            record.flushed_share = stats.flushed / stats.elements if stats.elements else 0.0
+            record.flushed_energy_share = stats.flushed_sq / stats.hi_sq if stats.hi_sq > 0 else 0.0
+            record.subnormal_share = stats.subnormal / stats.elements if stats.elements else 0.0
+            if stats.introduced:
+                history.nonfinite += stats.introduced
+                history.events |= twin.events
+                self.log.sink(
+                    SinkKind.GRADIENT,
+                    name,
+                    twin.site,
+                    twin.events,
+                    Verdict.BROKEN,
+                    f"{stats.introduced} of {stats.elements} values of the gradient of {name} are Inf or NaN",
+                    {"nonfinite": stats.introduced, "elements": stats.elements, "parameter": name, "share_of_total": 1.0},
+                )
+                continue
+            share = stats.hi_sq / total if total > 0 else 0.0
+            history.last_share = share
+            if share < self.limits.gradient_share:
+                continue
+            history.dot += stats.dot
+            history.hi_sq += stats.hi_sq
+            if abs(stats.dot / stats.hi_sq - 1.0) > 1.0 - self.limits.gradient_efficiency:
+                history.events |= twin.events
+                history.last_events = twin.events
+            record.gradient_efficiency = history.dot / history.hi_sq if history.hi_sq > 0 else None
+
+    def judge_gradients(self) -> None:
+        """At the end: parameters whose gradients lost too much over the whole audit."""
+        for history in list(self.histories.values()):
+            record = history.record
+            efficiency = record.gradient_efficiency
+            if efficiency is None or history.hi_sq <= 0 or efficiency >= self.limits.gradient_efficiency:
+                continue
+            evidence: Evidence = {
+                "efficiency": efficiency,
+                "flushed_share": record.flushed_share or 0.0,
+                "flushed_energy_share": record.flushed_energy_share or 0.0,
+                "steps": history.steps,
+                "parameter": record.name,
+            }
+            self.log.sink(
+                SinkKind.GRADIENT,
+                record.name,
+                None,
+                history.events,
+                Verdict.BROKEN,
+                f"only {max(efficiency, 0.0):.0%} of the gradient of {record.name} survives",
+                evidence,
+            )
+
+    # -- updates ------------------------------------------------------------------------------------------------------------------
+
+    def before_step(self, params: list[tuple[str, Tensor]]) -> dict[Tensor, Tensor]:
+        """Copies of the real parameters before an optimizer step."""
+        return {p: p.detach().clone() for _, p in params if p.grad is not None and p.layout == torch.strided and p.dtype in UNIT_ROUNDOFF}
+
+    def after_step(self, params: list[tuple[str, Tensor]], before: dict[Tensor, Tensor], old_hi: dict[Tensor, Tensor], optimizer: str) -> None:
+        """Compare the step that the parameters took with the step of their twins from the same start."""
+        self.steps_seen += 1
+        for name, p in params:
+            old = before.get(p)
+            twin = self.memory.get(p) if old is not None else None
+            if old is None or twin is None:
+                continue
+            hi = self.memory.window(p, twin)
+            start = old_hi.get(p)
+            moved = displacement(p.detach(), old, hi, start if start is not None else old.double())
+            if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq):
+                continue
+            history = self._history(name, p)
+            history.update_dot += moved.dot
+            history.update_hi_sq += moved.hi_sq
+            record = history.record
+            record.update_efficiency = history.update_dot / history.update_hi_sq
+            record.swamped_share = moved.stalled / moved.moved if moved.moved else 0.0
+            step_efficiency = moved.dot / moved.hi_sq
+            if step_efficiency < self.limits.update_efficiency and UNIT_ROUNDOFF[p.dtype] >= 2.0**-11:
+                history.run += 1
+                self._swamped(name, p, twin, history, moved, step_efficiency, optimizer)
+            else:
+                history.run = 0
+
+    def _swamped(self, name: str, p: Tensor, twin: Any, history: _History, moved: Any, step_efficiency: float, optimizer: str) -> None:
+        # the step from the same start is smaller in the stored weights: rounding of w + dw is the only thing between them
+        if moved.stalled < 0.25 * max(moved.moved, 1):
+            return
+        module = name.rpartition(".")[0]
+        site = twin.site or self.log.site(module, f"optim.{optimizer}", Phase.OPTIMIZER, _nowhere())
+        site = type(site)(module, site.op, Phase.OPTIMIZER, site.source, site.line_text, site.function)
+        evidence: Evidence = {
+            "lost_share": math.sqrt(max(0.0, 1.0 - min(1.0, max(step_efficiency, 0.0)))),
+            "swamped": moved.stalled,
+            "elements": moved.elements,
+            "addend_rms": math.sqrt(moved.hi_sq / max(moved.elements, 1)),
+            "base_rms": float(p.detach().double().square().mean().sqrt()),
+            "dtype": NAMES.get(p.dtype, str(p.dtype)),
+            "parameter": name,
+        }
+        event = self.log.event(EventKind.LOST, site, NO_EVENTS, evidence, "update")
+        if history.run >= self.limits.update_steps and (history.record.update_efficiency or 0.0) < self.limits.update_efficiency:
+            self.log.sink(
+                SinkKind.UPDATE,
+                name,
+                site,
+                frozenset((event,)),
+                Verdict.BROKEN,
+                f"{moved.stalled} of {moved.moved} weights of {name} that should move do not",
+                {
+                    "efficiency": history.record.update_efficiency or 0.0,
+                    "swamped_share": moved.stalled / max(moved.moved, 1),
+                    "steps": history.run,
+                    "parameter": name,
+                },
+            )
+
+    # -- records ------------------------------------------------------------------------------------------------------------------
+
+    def records(self) -> list[ParameterRecord]:
+        """One record per parameter seen, in the order of first sight."""
+        return list(self._kept)
+
+    def _history(self, name: str, p: Tensor) -> _History:
+        history = self.histories.get(p)
+        if history is None:
+            record = ParameterRecord(name, tuple(p.shape), NAMES.get(p.dtype, str(p.dtype)), bool(p.requires_grad))
+            history = self.histories[p] = _History(record)
+            self._kept.append(record)
+        return history
+
+
+def _nowhere() -> Any:
+    from precisionlab.shadow.sites import NOWHERE
+
+    return NOWHERE
