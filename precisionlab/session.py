@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import platform
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -213,11 +212,11 @@ class audit:
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             self._parameters.gradients(params)
             before = self._parameters.before_step(params)
-            old_hi: dict[torch.Tensor, torch.Tensor] = {}
-            for p in before:
-                twin = self.memory.get(p)
+            old_hi: dict[int, torch.Tensor] = {}
+            for _, p in params:
+                twin = self.memory.get(p) if id(p) in before else None
                 if twin is not None and twin.drift != 0.0:
-                    old_hi[p] = self.memory.window(p, twin).clone()
+                    old_hi[id(p)] = self.memory.window(p, twin).clone()
             self._before[id(optimizer)] = (before, old_hi)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from precisionlab.checks.base import Fault
@@ -108,26 +110,37 @@ def op_stem(fault: Fault) -> str:
     return name.strip("_").removeprefix("foreach_").removeprefix("fused_").strip("_")
 
 
-def words(fault: Fault) -> str:
-    """Module, function and source line of the event in lower case, to look for what an expression is about."""
-    if fault.event is None:
-        return ""
-    site = fault.event.site
-    return f"{site.module} {site.function} {site.line_text}".lower()
-
-
 def mentions(fault: Fault, *fragments: str) -> bool:
-    """Whether the module path, the function name or the source line of the event contains one of ``fragments``."""
-    text = words(fault)
-    return any(fragment in text for fragment in fragments)
+    """Whether the module path, the function name or the source line of the event speaks of one of ``fragments``.
+
+    A fragment of up to four letters must be a whole word (``gate`` is not in ``aggregate``), a longer one the beginning of a word
+    (``score`` is in ``scores``), one with other characters may be anywhere. Words end at digits, ``_``, ``.`` and camelCase humps.
+    """
+    if fault.event is None:
+        return False
+    site = fault.event.site
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", f"{site.module} {site.function} {site.line_text}").lower()
+    return any(_speaks_of(text, fragment) for fragment in fragments)
+
+
+def _speaks_of(text: str, fragment: str) -> bool:
+    if not fragment.isalpha():
+        return fragment in text
+    return re.search(rf"(?<![a-z]){fragment}" + (r"(?![a-z])" if len(fragment) <= 4 else ""), text) is not None
 
 
 def limits(fault: Fault) -> Format | None:
     """The format in which the root event happened; None when it is not recorded or not a known one."""
+    name = _dtype(fault)
+    return _format(name) if name else None
+
+
+@lru_cache(maxsize=64)
+def _format(name: str) -> Format | None:
     from precisionlab.formats import get_format  # numpy: only when a finding is worded, so that ``explain`` starts without it
 
     try:
-        return get_format(_dtype(fault))
+        return get_format(name)
     except SettingsError:
         return None
 

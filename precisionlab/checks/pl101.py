@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import event_is
-from precisionlab.checks.repairs import overflow_repair
+from precisionlab.checks.range_repairs import overflow_repair
 from precisionlab.checks.wording import counted, fmt, joined, passing, place, sentence, when_known
 from precisionlab.records import EventKind, Kind
 

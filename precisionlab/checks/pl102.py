@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import detail_is, event_is
-from precisionlab.checks.repairs import accumulator_repair
+from precisionlab.checks.range_repairs import accumulator_repair
 from precisionlab.checks.wording import counted, fmt, joined, passing, place, sentence, when_known
 from precisionlab.records import EventKind, Kind
 
@@ -21,7 +21,8 @@ class AccumulatorOverflow(Check):
 
     How it is measured
         As PL101, for ops that reduce: a non-finite result of finite terms, finite in fp64. No threshold. The evidence gives the length
-        of the reduction and the largest term. Source: SCIENCE.md A13 (a sum of squares leaves fp16 when the norm reaches 255.97).
+        of the reduction and the largest term. Source: sqrt(65520) = 255.97: a norm
+        beyond it has a sum of squares that leaves fp16.
 
     Smallest example
         import torch

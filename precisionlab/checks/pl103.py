@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import anywhere, detail_is, event_is, phase_is
-from precisionlab.checks.repairs import constant_overflow_repair
+from precisionlab.checks.range_repairs import constant_overflow_repair
 from precisionlab.checks.wording import counted, fmt, joined, number, passing, place, sentence, when_known
 from precisionlab.records import EventKind, Kind, Phase
 

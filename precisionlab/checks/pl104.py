@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import anywhere, detail_is, event_is
-from precisionlab.checks.repairs import overflow_repair
+from precisionlab.checks.range_repairs import overflow_repair
 from precisionlab.checks.wording import fmt, joined, number, passing, place, sentence, when_known
 from precisionlab.records import EventKind, Kind
 
@@ -20,7 +20,7 @@ class NearOverflow(Check):
         is not affected: the relative spacing near the end of a format is the same as everywhere else.
 
     How it is measured
-        `headroom_log2` (1.0): binades left under which a result is called near overflow. Source: SCIENCE.md 5b, storage row; deliberate
+        `headroom_log2` (1.0): binades left under which a result is called near overflow. Source: one factor of two; deliberate
         extremes (masks, fills) are not counted. The finding is a warning and never "broken".
 
     Smallest example

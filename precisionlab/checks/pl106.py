@@ -23,7 +23,7 @@ class InexactInteger(Check):
     How it is measured
         Conversions between integers and floats are compared with the exact value, and floats that hold exact integers in fp64 with
         what became of them. No threshold: the verdict comes from the decision, index or output that differs, with `decision_share`
-        (0.05) for indices. Source: SCIENCE.md A14.
+        (0.05) for indices. Source: IEEE 754 (integers up to 2^p are exact), calibrated on known faults and healthy programs.
 
     Smallest example
         import torch
@@ -78,15 +78,14 @@ class InexactInteger(Check):
     def advice(cls, fault: Fault) -> str:
         facts = limits(fault)
         exact = f" ({facts.name} holds every integer only up to {facts.largest_exact_integer})" if facts is not None else ""
-        if mentions(fault, "pos", "rope", "rotary", "arange", "freq", "timestep", "cumsum"):
+        if mentions(fault, "pos", "rope", "rotary", "arange", "freq", "freqs", "position", "timestep", "cumsum"):
             return (
-                f"Build positions, timesteps and angles in fp32 or int64{code_line(fault)} and round only their sine, cosine or "
-                f"embedding{exact}."
+                f"Build positions, timesteps and angles in fp32 or int64{code_line(fault)} and round only their sine, cosine or"
+                f" embedding{exact}."
             )
-        if mentions(fault, "count", "numel", "size", "n -", "len("):
+        if mentions(fault, "count", "numel", "size", "len("):
             return f"Keep the count as a Python number or in int64 and divide in fp32{code_line(fault)}{exact}."
         return (
-            f"Leave integers alone{code_line(fault)}: cast floating-point tensors only (t.to(dtype) if t.is_floating_point() else t), "
-            "and convert ids"
-            f" and indices to int64 before any float sees them{exact}."
+            f"Leave integers alone{code_line(fault)}: cast floating-point tensors only (t.to(dtype) if t.is_floating_point() else t), and"
+            f" convert ids and indices to int64 before any float sees them{exact}."
         )

@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import anywhere, detail_is, event_is, mentions, op_stem
-from precisionlab.checks.repairs import bce_repair, guard_repair
+from precisionlab.checks.range_repairs import bce_repair, guard_repair
 from precisionlab.checks.wording import code_line, fmt, number, passing, place, sentence
 from precisionlab.records import EventKind, Kind
 
@@ -21,7 +21,8 @@ class VanishingConstant(Check):
 
     How it is measured
         Python numbers and wide tensors are compared with what a narrow tensor stores of them. No threshold: a value that becomes 0 or 1
-        but is neither acts differently by itself; whether it mattered is decided at the sink. Source: SCIENCE.md A12.
+        but is neither acts differently by itself; whether it mattered is decided at the sink. Source: round to nearest, ties to
+        even: up to 2^-25 goes to 0 in fp16, 1 - beta up to 2^-9 to a beta of 1 in bf16.
 
     Smallest example
         import torch
@@ -74,17 +75,16 @@ class VanishingConstant(Check):
         if event_is(fault, EventKind.FLUSH) or detail_is(fault, "rounds to 0"):
             if mentions(fault, "lr", "rate", "sched", "warm", "decay"):
                 return (
-                    f"Compute learning rates, schedules and decays as Python floats (or in fp32){code_line(fault)}: a scalar costs "
-                    f"nothing and {fmt(fault)} stores this one as 0."
+                    f"Compute learning rates, schedules and decays as Python floats (or in fp32){code_line(fault)}: a scalar costs nothing"
+                    f" and {fmt(fault)} stores this one as 0."
                 )
             return guard_repair(fault)
         if detail_is(fault, "rounds to 1"):
             return (
-                f"Keep this factor as a Python float or in fp32{code_line(fault)} and compute 1 - factor there: {fmt(fault)} has no "
-                "number between it"
-                " and 1, so a decay never forgets and its complement is 0."
+                f"Keep this factor as a Python float or in fp32{code_line(fault)} and compute 1 - factor there: {fmt(fault)} has no number"
+                " between it and 1, so a decay never forgets and its complement is 0."
             )
         return (
-            f"Keep this constant as a Python float or in fp32{code_line(fault)}: as an operand of an op it is used exactly, as a "
-            f"tensor of {fmt(fault)} it is rounded first."
+            f"Keep this constant as a Python float or in fp32{code_line(fault)}: as an operand of an op it is used exactly, as a tensor of"
+            f" {fmt(fault)} it is rounded first."
         )

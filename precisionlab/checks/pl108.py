@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import event_is
-from precisionlab.checks.repairs import domain_repair
+from precisionlab.checks.range_repairs import domain_repair
 from precisionlab.checks.wording import counted, fmt, passing, place, sentence
 from precisionlab.records import EventKind, Kind
 
@@ -35,7 +35,7 @@ class DomainFault(Check):
 
     How it is measured
         The op in fp64 on the same narrow operands is non-finite too (so it is no overflow), while the fp64 twin, computed from unrounded
-        operands, is finite. No threshold. Source: DETECTION.md, section 1 (overflow versus domain).
+        operands, is finite. No threshold. Source: origin rule for non-finite values (overflow versus domain).
 
     Smallest example
         import torch, torch.nn.functional as F

@@ -57,8 +57,7 @@ class GivenNonFinite(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         return (
-            "Check what the program is given: torch.isfinite(x).all() on each batch where it is loaded and on each parameter and "
-            "buffer right after"
-            " load_state_dict; replace or mask those entries, then audit again. If the coverage line names unshadowed ops, look there"
-            " first."
+            "Check what the program is given: torch.isfinite(x).all() on each batch where it is loaded and on each parameter and buffer"
+            " right after load_state_dict; replace or mask those entries, then audit again. If the coverage line names unshadowed ops,"
+            " look there first."
         )

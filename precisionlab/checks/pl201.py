@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import at_sink, event_is, op_stem, phase_is, sink_is, unexplained
-from precisionlab.checks.repairs import bce_repair
+from precisionlab.checks.range_repairs import bce_repair
 from precisionlab.checks.wording import code_line, counted, fmt, joined, passing, place, sentence, share_when_known, when_known
 from precisionlab.records import EventKind, Kind, Phase, SinkKind
 
@@ -24,7 +24,8 @@ class GradientFlushed(Check):
     How it is measured
         The op's result is compared with fp64: `flush_share` (0.1) of its energy must have become zero, and the parameter's gradient
         must have lost its projection on the twin's: `gradient_efficiency` (0.6), where the gradient holds at least `gradient_share`
-        (1e-6) of the total. Zeros that fp64 has too are never counted. Source: SCIENCE.md A11, DETECTION.md section 2.
+        (1e-6) of the total. Zeros that fp64 has too are never counted. Source: Micikevicius et al. 2018, "Mixed Precision
+        Training"; calibrated on known faults and healthy programs.
 
     Smallest example
         import torch
@@ -80,12 +81,11 @@ class GradientFlushed(Check):
             return bce_repair()
         if phase_is(fault, Phase.CLIP, Phase.SCALER):
             return (
-                "Hold gradients in fp32 before they are unscaled or clipped: dividing an fp16 gradient by the scale brings back the "
-                "underflow that the scale had avoided."
+                "Hold gradients in fp32 before they are unscaled or clipped: dividing an fp16 gradient by the scale brings back the"
+                " underflow that the scale had avoided."
             )
         return (
-            "Scale the loss by a power of two before backward (torch.amp.GradScaler, 2^10 to 2^16) and divide in fp32, or compute in bf16;"
-            f" if only this expression{code_line(fault)} loses its gradient, run it in fp32. A mean over many elements in the loss "
-            "makes every"
-            " gradient smaller by their number: sum over tokens in fp32 and divide afterwards."
+            "Scale the loss by a power of two before backward (torch.amp.GradScaler, 2^10 to 2^16) and divide in fp32, or compute in"
+            f" bf16; if only this expression{code_line(fault)} loses its gradient, run it in fp32. A mean over many elements in the loss"
+            " makes every gradient smaller by their number: sum over tokens in fp32 and divide afterwards."
         )

@@ -2,7 +2,8 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import detail_is, event_is, phase_is, sink_is
-from precisionlab.checks.repairs import family, gradient_overflow_repair
+from precisionlab.checks.families import family
+from precisionlab.checks.range_repairs import gradient_overflow_repair
 from precisionlab.checks.wording import counted, fmt, joined, passing, place, sentence, when_known
 from precisionlab.records import EventKind, Kind, Phase, SinkKind
 
@@ -21,7 +22,7 @@ class GradientOverflow(Check):
 
     How it is measured
         As PL101, in the backward pass (and in reductions of gradients across ranks). No threshold. Overflows that a scaler skips while
-        it calibrates reach no weight and are only counted. Source: origin rule for non-finite values; DETECTION.md section 3.
+        it calibrates reach no weight and are only counted. Source: origin rule for non-finite values.
 
     Smallest example
         import torch

@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import detail_is, event_is, measured, mentions, phase_is
-from precisionlab.checks.repairs import family
+from precisionlab.checks.families import family
 from precisionlab.checks.wording import counted, fmt, joined, number, passing, place, sentence, share_when_known, when_known
 from precisionlab.records import EventKind, Kind, Phase
 
@@ -21,7 +21,8 @@ class GradientAccumulationLoss(Check):
 
     How it is measured
         `lost_share` (0.5): share of the addend's magnitude that the rounded sum lost, and then the gradient's own measure,
-        `gradient_efficiency` (0.6): its projection on the twin's. Source: SCIENCE.md A4 (stagnation) and A20; DETECTION.md section 2.
+        `gradient_efficiency` (0.6): its projection on the twin's. Source: stagnation of a sum in p bits;
+        calibrated on known faults and healthy programs (0.63 against 0.49).
 
     Smallest example
         import torch
@@ -69,7 +70,7 @@ class GradientAccumulationLoss(Check):
         if family(fault) == "collective" or mentions(fault, "all_reduce", "allreduce", "reduce_scatter", "world"):
             return "Reduce gradients in fp32 (reduce_dtype=torch.float32): a partial sum in the wire format stops taking in further ranks."
         return (
-            "Accumulate in fp32: add each .grad to an fp32 buffer (main_grad) after backward and set .grad to None, or keep the "
-            "parameter in fp32 and"
-            f" let autocast produce the {fmt(fault, 'narrow')} copy; dividing the loss does not help, since all addends shrink alike."
+            "Accumulate in fp32: add each .grad to an fp32 buffer (main_grad) after backward and set .grad to None, or keep the parameter"
+            f" in fp32 and let autocast produce the {fmt(fault, 'narrow')} copy; dividing the loss does not help, since all addends shrink"
+            " alike."
         )

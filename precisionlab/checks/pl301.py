@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import anywhere, event_is, measured, mentions, phase_is, sink_is, unexplained
-from precisionlab.checks.repairs import update_loss
+from precisionlab.checks.precision_repairs import update_loss
 from precisionlab.checks.wording import counted, fmt, joined, number, percent, place, sentence, share_when_known, when_known
 from precisionlab.records import EventKind, Kind, Phase, SinkKind
 
@@ -22,7 +22,8 @@ class SwampedUpdate(Check):
     How it is measured
         `update_efficiency` (0.5): projection of the real change of the parameter on the change its fp64 twin made, summed over the
         steps; it must be low for `update_steps` (3) steps in a row. `lost_share` (0.5) finds the op. fp32 masters, stochastic rounding
-        and Kahan summation pass by evidence: their updates are not lost. Source: SCIENCE.md A9 and A10.
+        and Kahan summation pass by evidence: their updates are not lost. Source: Micikevicius et al. 2018; Zamirai et al. 2020,
+        "Revisiting BFloat16 Training".
 
     Smallest example
         import torch
@@ -82,11 +83,10 @@ class SwampedUpdate(Check):
     def advice(cls, fault: Fault) -> str:
         name = fmt(fault, "the narrow format")
         norm = ""
-        if mentions(fault, "norm", "bias"):
+        if mentions(fault, "norm", "bias", "layernorm", "rmsnorm", "batchnorm"):
             norm = " Normalisation weights and biases are few: keeping only them in fp32 is cheap and repairs the worst part."
         return (
-            f"Keep the parameters in fp32 and compute under autocast, or give the optimizer fp32 master weights and cast to {name} "
-            "after the step; if"
-            f" memory forbids it, use stochastic rounding or a Kahan compensation term.{norm}"
-            + when_known(fault, "spacing", " As it is, a step must exceed half the spacing of the weight, {}, to have any effect.")
+            f"Keep the parameters in fp32 and compute under autocast, or give the optimizer fp32 master weights and cast to {name} after"
+            f" the step; if memory forbids it, use stochastic rounding or a Kahan compensation term.{norm}"
+            + when_known(fault, "spacing", " As it is, a step has an effect only above half of the weight's spacing of {}.")
         )

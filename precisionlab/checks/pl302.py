@@ -21,7 +21,7 @@ class StalledAccumulator(Check):
     How it is measured
         `accumulator_error` (0.25): error of the stored value over the distance that its twin has travelled since the first write, judged
         after `accumulator_writes` (8) in-place writes and at every doubling. Drift of the value itself would not show it: an EMA that
-        never moved is off by 1 % of its value. Source: SCIENCE.md A12 (freeze table).
+        never moved is off by 1 % of its value. Source: decay * v rounds to v for every v when 1 - decay <= u/2.
 
     Smallest example
         import torch
@@ -74,12 +74,12 @@ class StalledAccumulator(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         narrow = fmt(fault, "the narrow format")
-        if mentions(fault, "ema", "lerp", "average", "avg", "swa"):
+        if mentions(fault, "ema", "lerp", "average", "avg", "swa", "momentum"):
             return (
-                f"Store and update this average in fp32 and cast to {narrow} only where it is used: (1 - decay) times the difference "
-                f"is below half a spacing of {narrow}."
+                f"Store and update this average in fp32 and cast to {narrow} only where it is used: (1 - decay) times the difference is"
+                f" below half a spacing of {narrow}."
             )
-        if mentions(fault, "norm", "running", "stat"):
+        if mentions(fault, "norm", "running", "stats", "statistic", "batchnorm"):
             return "Keep running statistics in fp32 (normalisation layers in fp32; autocast leaves their buffers alone)."
         return (
             f"Keep this running value in fp32 (an fp32 carry that is cast when it is read), or count in int64: in {narrow} it stops as"

@@ -1,7 +1,7 @@
 """PL303: optimizer state or constants lost."""
 
 from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import anywhere, detail_is, event_is, mentions, op_stem, phase_is, sink_is, unexplained
+from precisionlab.checks.facts import anywhere, detail_is, event_is, measured, mentions, op_stem, phase_is, sink_is, unexplained
 from precisionlab.checks.wording import code_line, counted, fmt, joined, number, place, sentence, share_when_known, when_known
 from precisionlab.records import EventKind, Kind, Phase, SinkKind
 
@@ -20,7 +20,8 @@ class OptimizerStateLost(Check):
 
     How it is measured
         Casts, constants and results in the optimizer step and in loading its state are compared with fp64: `flush_share` (0.1) of the
-        energy stored as zero, a constant rounded to 0 or 1, an integer that changed. Source: SCIENCE.md A12 (threshold 5.459e-3).
+        energy stored as zero, a constant rounded to 0 or 1, an integer that changed. Source: 0.001 g^2 < 2^-25
+        where |g| < 5.459e-3.
 
     Smallest example
         import torch
@@ -89,27 +90,25 @@ class OptimizerStateLost(Check):
         narrow = fmt(fault, "the narrow format")
         if detail_is(fault, "rounds to 1") or mentions(fault, "beta"):
             return (
-                f"Keep betas and bias corrections as Python floats{code_line(fault)}: {narrow} rounds a decay this close to 1 to 1, "
-                "and 1 - beta is then 0."
+                f"Keep betas and bias corrections as Python floats{code_line(fault)}: {narrow} rounds a decay this close to 1 to 1, and 1"
+                " - beta is then 0."
             )
         if detail_is(fault, "constant", "rounds to 0") or mentions(fault, "eps"):
             return (
-                f"Keep the state in fp32, or choose an eps that {narrow} can hold (fp16: 1e-4 or more, since eps is added to a square "
-                "root): the default 1e-8 is stored as 0."
+                f"Keep the state in fp32, or choose an eps that {narrow} can hold (fp16: 1e-4 or more, since eps is added to a square"
+                " root): the default 1e-8 is stored as 0."
             )
-        if event_is(fault, EventKind.CAST) or (event_is(fault, EventKind.LOST) and mentions(fault, "step", "count")):
+        if event_is(fault, EventKind.CAST) or (event_is(fault, EventKind.LOST) and measured(fault, "addend_rms") == 1.0):
             return (
-                f"Keep step counters as Python integers or in fp32{code_line(fault)}: {narrow} cannot count on from its largest exact "
-                "integer."
+                f"Keep step counters as Python integers or in fp32{code_line(fault)}: {narrow} cannot count on from its largest exact"
+                " integer."
             )
         if mentions(fault, "load", "state_dict", "restore", "resume") or op_stem(fault) in ("to_copy", "copy"):
             return (
-                "Keep optimizer state in fp32 when it is loaded: load_state_dict casts floating state to the parameter's dtype, so "
-                "put the saved fp32"
-                " tensors back into optimizer.state afterwards, or hold fp32 master parameters."
+                "Keep optimizer state in fp32 when it is loaded: load_state_dict casts floating state to the parameter's dtype, so put"
+                " the saved fp32 tensors back into optimizer.state afterwards, or hold fp32 master parameters."
             )
         return (
-            "Keep moments in fp32 (fp32 parameters under autocast, or fp32 master weights): a second moment holds squared gradients, "
-            "half of whose"
-            f" exponents {narrow} does not have."
+            "Keep moments in fp32 (fp32 parameters under autocast, or fp32 master weights): a second moment holds squared gradients, which"
+            f" span twice as many binades as the gradients do, and {narrow} does not have them."
         )

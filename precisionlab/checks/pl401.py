@@ -75,11 +75,10 @@ class ScaleCollapse(Check):
             return "Save scaler.state_dict() with the checkpoint and load it on resuming, so that the scale is not searched for again."
         if detail_is(fault, "scale-overflow"):
             return (
-                "Gradients are so small that nothing ever overflows: cap the scale (or use growth_factor=1.0 from 2^16 on) and check "
-                "that the loss really depends on the parameters."
+                "Gradients are so small that nothing ever overflows: cap the scale (or use growth_factor=1.0 from 2^16 on) and check that"
+                " the loss really depends on the parameters."
             )
         return (
-            "A smaller scale cannot repair this: find the op that makes the first non-finite value in the forward pass (PL101, "
-            "PL108), check weights and"
-            " inputs for inf and NaN, and call optimizer.zero_grad() on every iteration, also after a skipped step."
+            "A smaller scale cannot repair this: find the op that makes the first non-finite value in the forward pass (PL101, PL108),"
+            " check weights and inputs for inf and NaN, and call optimizer.zero_grad() on every iteration, also after a skipped step."
         )

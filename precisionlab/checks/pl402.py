@@ -61,7 +61,6 @@ class ClipBeforeUnscale(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         return (
-            "Call scaler.unscale_(optimizer) after the last backward() of the step and before clipping (with a hand-written scale: "
-            "divide the gradients"
-            " by it first), so that max_norm is compared with the true norm."
+            "Call scaler.unscale_(optimizer) after the last backward() of the step and before clipping (with a hand-written scale: divide"
+            " the gradients by it first), so that max_norm is compared with the true norm."
         )

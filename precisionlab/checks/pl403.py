@@ -17,8 +17,8 @@ _SAYS = {
 
 _ADVICE = {
     "unscale-twice": (
-        "Unscale exactly once per optimizer and step, after the last micro-batch: either scaler.unscale_(optimizer) or a division of "
-        "your own, not both."
+        "Unscale exactly once per optimizer and step, after the last micro-batch: either scaler.unscale_(optimizer) or a division of your"
+        " own, not both."
     ),
     "step-without-unscale-division": (
         "Divide the gradients by the scale (in fp32) before optimizer.step(), or call scaler.step(optimizer), which does it."
@@ -33,12 +33,12 @@ _ADVICE = {
         "Call scaler.update() once per iteration, after the scaler.step() of every optimizer, so that all of them use the same scale."
     ),
     "fp16-parameters-under-scaler": (
-        "Keep the trainable parameters in fp32 and let autocast cast them (frozen ones may stay fp16); for pure fp16 training give "
-        "the optimizer fp32 masters."
+        "Keep the trainable parameters in fp32 and let autocast cast them (frozen ones may stay fp16); for pure fp16 training give the"
+        " optimizer fp32 masters."
     ),
     "gradient-penalty-on-scaled-gradients": (
-        "Divide the gradients from torch.autograd.grad by scaler.get_scale() before the penalty is formed from them, and scale only "
-        "the final loss."
+        "Divide the gradients from torch.autograd.grad by scaler.get_scale() before the penalty is formed from them, and scale only the"
+        " final loss."
     ),
 }
 
@@ -57,7 +57,7 @@ class UnscaleProtocol(Check):
 
     How it is measured
         The scale is carried as a unit with every gradient; each scaler, clip and optimizer call must find the unit it expects. No rounding
-        and no threshold is involved. Source: torch's amp examples; DETECTION.md, section 6.
+        and no threshold is involved. Source: torch's amp examples.
 
     Smallest example
         import torch
@@ -103,6 +103,6 @@ class UnscaleProtocol(Check):
         detail = fault.event.detail if fault.event is not None else ""
         return _ADVICE.get(
             detail,
-            "Follow the order scale(loss).backward(), unscale_(optimizer), clip, scaler.step(optimizer), scaler.update(), "
-            "zero_grad(), once per step.",
+            "Follow the order scale(loss).backward(), unscale_(optimizer), clip, scaler.step(optimizer), scaler.update(), zero_grad(),"
+            " once per step.",
         )

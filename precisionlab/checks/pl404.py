@@ -20,7 +20,8 @@ class ClipInsideAccumulation(Check):
 
     How it is measured
         From the order of calls: a clip that changed a gradient, followed by another backward into the same `.grad` before the step. No
-        rounding and no threshold is involved. Source: DETECTION.md, section 6.
+        rounding and no threshold is involved. Source: the gradient accumulation section of torch's
+        amp examples.
 
     Smallest example
         import torch
@@ -58,6 +59,6 @@ class ClipInsideAccumulation(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         return (
-            "Move the clipping behind the micro-batch loop: clip once per optimizer step, on the complete sum, and divide the loss by"
-            " the number of micro-batches."
+            "Move the clipping behind the micro-batch loop: clip once per optimizer step, on the complete sum, and divide the loss by the"
+            " number of micro-batches."
         )

@@ -20,7 +20,7 @@ class StaleNonFiniteGradient(Check):
 
     How it is measured
         A backward that adds into a `.grad` that already holds non-finite values, with the scale falling since; or a write that turns
-        non-finite gradients into finite ones before the step. No threshold. Source: DETECTION.md, section 1.
+        non-finite gradients into finite ones before the step. No threshold. Source: inf + g = inf in IEEE 754.
 
     Smallest example
         import torch
@@ -62,10 +62,10 @@ class StaleNonFiniteGradient(Check):
     def advice(cls, fault: Fault) -> str:
         if detail_is(fault, "nonfinite-gradient-replaced"):
             return (
-                "Remove the replacement (nan_to_num, masking) and skip the step instead, as GradScaler does; then repair the op that "
-                "overflows."
+                "Remove the replacement (nan_to_num, masking) and skip the step instead, as GradScaler does; then repair the op that"
+                " overflows."
             )
         return (
-            "Call optimizer.zero_grad(set_to_none=True) on every iteration, also when the scaler skipped the step: inf plus anything "
-            "is inf."
+            "Call optimizer.zero_grad(set_to_none=True) on every iteration, also when the scaler skipped the step: inf plus anything is"
+            " inf."
         )

@@ -20,7 +20,7 @@ class StaleAutocastCopy(Check):
 
     How it is measured
         An op under autocast reads a cast copy whose source parameter has been written to since the cast. No threshold. fp64 sees the same
-        stale copy, so no drift is involved. Source: torch.autocast, cache_enabled; DETECTION.md, section 6.
+        stale copy, so no drift is involved. Source: torch.autocast, argument cache_enabled.
 
     Smallest example
         import torch
@@ -60,7 +60,6 @@ class StaleAutocastCopy(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         return (
-            "Enter torch.autocast separately for each forward pass, with optimizer.step() (and anything else that writes weights) "
-            "outside the block, or pass"
-            " cache_enabled=False: leaving the block is what empties the cache."
+            "Enter torch.autocast separately for each forward pass, with optimizer.step() (and anything else that writes weights) outside"
+            " the block, or pass cache_enabled=False: leaving the block is what empties the cache."
         )

@@ -20,7 +20,8 @@ class WrongGradientFactor(Check):
 
     How it is measured
         The factor is read off the ops that rescale gradients between backward and the step: a negative factor on all of a parameter's
-        gradient, or as many backwards as micro-batches without a division. No threshold; fp64 does the same. Source: DETECTION.md, section 6.
+        gradient, or as many backwards as micro-batches without a division. No threshold; fp64 does the same.
+        Source: descent needs a positive factor; a mean over N batches needs 1 / N.
 
     Smallest example
         import torch
@@ -66,11 +67,10 @@ class WrongGradientFactor(Check):
     def advice(cls, fault: Fault) -> str:
         if detail_is(fault, "gradient-not-averaged"):
             return (
-                "Divide the loss by the number of micro-batches before backward() (or the sum once before the step), so that "
-                "accumulation equals one large batch."
+                "Divide the loss by the number of micro-batches before backward() (or the sum once before the step), so that accumulation"
+                " equals one large batch."
             )
         return (
-            "Treat a negative or non-finite gradient norm as a reason to skip the step, before max_norm / norm is formed, and clamp "
-            "the clip coefficient to"
-            " [0, 1]; then repair the op that made the gradient non-finite."
+            "Treat a negative or non-finite gradient norm as a reason to skip the step, before max_norm / norm is formed, and clamp the"
+            " clip coefficient to [0, 1]; then repair the op that made the gradient non-finite."
         )

@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import event_is, measured
-from precisionlab.checks.repairs import cancellation_repair
+from precisionlab.checks.precision_repairs import cancellation_repair
 from precisionlab.checks.wording import fmt, joined, number, passing, place, sentence, when_known
 from precisionlab.records import EventKind, Kind
 
@@ -23,7 +23,7 @@ class Cancellation(Check):
     How it is measured
         Gain: normwise drift of the result from its fp64 twin over the drift of the operands. `gain` (8.0) and `gain_drift_u` (8.0 u)
         must both be exceeded; healthy forward ops stay below 7.1. The verdict needs a material difference at an output:
-        `output_drift` (0.02) and `output_drift_u` (8.0). Source: SCIENCE.md, finding 11; DETECTION.md, section 2.
+        `output_drift` (0.02) and `output_drift_u` (8.0). Source: calibrated on known faults and healthy programs.
 
     Smallest example
         import torch

@@ -2,7 +2,7 @@
 
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import event_is
-from precisionlab.checks.repairs import accumulation_repair
+from precisionlab.checks.precision_repairs import accumulation_repair
 from precisionlab.checks.wording import fmt, joined, passing, place, sentence, when_known
 from precisionlab.records import EventKind, Kind
 
@@ -22,7 +22,8 @@ class NarrowAccumulation(Check):
     How it is measured
         rho: error of the op on its actual operands, over the bound half an ulp + 4 sqrt(n) u_acc S + declared internal roundings, where
         S sums absolute terms. `rho` (8.0) with a normwise error above `rho_local_u` (8.0 u); healthy kernels stay at 1.5. Cancellation
-        does not raise it: S, not the result, sets the scale. Source: SCIENCE.md 5a, A1, A4.
+        does not raise it: S, not the result, sets the scale. Source: Higham 2002, chapter 4, with the
+        probabilistic factor sqrt(n) of Higham and Mary 2019.
 
     Smallest example
         import torch

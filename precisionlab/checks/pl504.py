@@ -20,7 +20,7 @@ class PrecisionLoss(Check):
 
     How it is measured
         Material drift at a sink: `output_drift` (0.02) with `output_drift_u` (8.0), `exit_drift` (0.05) or `item_drift` (0.1), traced
-        to a cast or to an event of no other kind. Source: DETECTION.md, section 2.
+        to a cast or to an event of no other kind. Source: calibrated on known faults and healthy programs.
 
     Smallest example
         import torch
@@ -66,7 +66,6 @@ class PrecisionLoss(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         return (
-            f"Keep this value in fp32{code_line(fault)} and cast it only where it enters a matrix product or convolution; if it must "
-            "be stored in"
-            f" {fmt(fault, 'a narrow format')}, store its difference from a reference value, which needs fewer digits."
+            f"Keep this value in fp32{code_line(fault)} and cast it only where it enters a matrix product or convolution; if it must be"
+            f" stored in {fmt(fault, 'a narrow format')}, store its difference from a reference value, which needs fewer digits."
         )

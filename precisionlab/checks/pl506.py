@@ -20,7 +20,7 @@ class DiscreteFlip(Check):
 
     How it is measured
         `decision_share` (0.05): share of decisions that differ from the twin's where they are used (a Python condition, an index, an
-        output). Quiet programs stay at 0.4 %. Source: DETECTION.md, section 2.
+        output). Quiet programs stay at 0.4 %. Source: calibrated on known faults and healthy programs (0.4 % against 62 %).
 
     Smallest example
         import torch
@@ -66,7 +66,6 @@ class DiscreteFlip(Check):
                 " itself is right."
             )
         return (
-            f"Compute the compared values{code_line(fault)} in fp32 from their last sum or difference on, and keep a margin between "
-            "the threshold and"
-            f" the values that matter that is wider than the spacing of {fmt(fault, 'the narrow format')}."
+            f"Compute the compared values{code_line(fault)} in fp32 from their last sum or difference on, and keep a margin between the"
+            f" threshold and the values that matter that is wider than the spacing of {fmt(fault, 'the narrow format')}."
         )

@@ -20,7 +20,8 @@ class ErrorGrowth(Check):
 
     How it is measured
         Drift at a sink above its limit, `output_drift` (0.02) with `output_drift_u` (8.0) or `gradient_efficiency` (0.6), without any
-        event upstream. The finding is a warning. Source: SCIENCE.md A18; DETECTION.md, section 3.
+        event upstream. The finding is a warning. Source: square-root growth of independent roundings;
+        calibrated on known faults and healthy programs.
 
     Smallest example
         import torch
@@ -64,6 +65,5 @@ class ErrorGrowth(Check):
     def advice(cls, fault: Fault) -> str:
         return (
             "Follow the drift column of the ops (--all) to where it rises fastest and carry that quantity (residual stream, recurrent"
-            " state, running"
-            " sum) in fp32 from there on; if unshadowed ops are listed, look at them first."
+            " state, running sum) in fp32 from there on; if unshadowed ops are listed, look at them first."
         )

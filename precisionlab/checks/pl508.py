@@ -61,6 +61,5 @@ class RecomputeDiffers(Check):
     def advice(cls, fault: Fault) -> str:
         return (
             "Checkpoint with use_reentrant=False and enter torch.autocast inside the checkpointed function, so that both runs see the"
-            " same autocast state,"
-            " dtype and random numbers."
+            " same autocast state, dtype and random numbers."
         )

@@ -19,7 +19,8 @@ class TwinsRestarted(Check):
 
     How it is measured
         Restarts are counted by reason in the coverage. No threshold. The restart of weights and optimizer state after each step is the
-        default (`resync="step"`) and not reported. Source: DESIGN.md, invariants 3 and 6.
+        default (`resync="step"`) and not reported. Source: what cannot be seen must be
+        said.
 
     Smallest example
         import torch
@@ -57,7 +58,6 @@ class TwinsRestarted(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         return (
-            "Write tensors through torch (with torch.no_grad(): p.copy_(new), not p.data = new), and raise max_shadow_bytes or shrink"
-            " the batch when"
-            " twins were evicted."
+            "Write tensors through torch (with torch.no_grad(): p.copy_(new), not p.data = new), and raise max_shadow_bytes or shrink the"
+            " batch when twins were evicted."
         )

@@ -56,6 +56,6 @@ class SubjectRaised(Check):
     @classmethod
     def advice(cls, fault: Fault) -> str:
         return (
-            "Run the program without the audit: if it raises there too, repair that first; the findings describe the steps that ran "
-            "before it."
+            "Run the program without the audit: if it raises there too, repair that first; the findings describe the steps that ran"
+            " before it."
         )

@@ -180,7 +180,12 @@ def _typed(name: str, value: Any, wanted: type[Any], origin: str) -> Any:
     return value
 
 
-_RANGES: dict[str, tuple[float, float]] = {"steps": (1, math.inf), "input_high": (1, math.inf), "min_coverage": (0, 1), "max_shadow_bytes": (0, math.inf)}
+_RANGES: dict[str, tuple[float, float]] = {
+    "steps": (1, math.inf),
+    "input_high": (1, math.inf),
+    "min_coverage": (0, 1),
+    "max_shadow_bytes": (0, math.inf),
+}
 
 
 _PLAIN_NAMES: dict[type, str] = {int: "whole number", float: "number", str: "text", bool: "true or false"}

@@ -57,10 +57,8 @@ def round_to(x: ArrayLike, fmt: Format, mode: RoundingMode = RoundingMode.NEARES
 def _overflowed(values: FloatArray, fmt: Format, mode: RoundingMode, policy: Overflow) -> FloatArray:
     """What stands for numbers whose rounding is beyond ``fmt.max``, for infinities and for NaN."""
     limit = {Overflow.INFINITY: np.inf, Overflow.NAN: np.nan, Overflow.SATURATE: fmt.max}[policy]
-    if mode is RoundingMode.TOWARD_ZERO:
-        magnitude = np.where(np.isinf(values), limit, fmt.max)
-    else:
-        magnitude = np.full(values.shape, limit)
+    finite_limit = fmt.max if mode is RoundingMode.TOWARD_ZERO else limit
+    magnitude = np.where(np.isinf(values), limit, finite_limit)
     return np.where(np.isnan(values), np.nan, np.copysign(magnitude, values))
 
 
@@ -120,7 +118,7 @@ def decode(bits: ArrayLike, fmt: Format) -> FloatArray:
     """
     _word_type(fmt)
     words = np.asarray(bits)
-    if words.dtype.kind not in "iu" or (words.size and not (0 <= int(words.min()) and int(words.max()) < 1 << fmt.bits)):
+    if words.dtype.kind not in "iu" or (words.size and (int(words.min()) < 0 or int(words.max()) >> fmt.bits)):
         raise SettingsError(
             f"not bit patterns of {fmt}", hint=f"unsigned integers below 2^{fmt.bits}, e.g. .view(np.uint{8 * _word_type(fmt)().itemsize})"
         )

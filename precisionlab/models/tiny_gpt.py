@@ -41,7 +41,8 @@ class RMSNorm(nn.Module):
         if self.wide:  # the repair: square and sum in fp32, round once
             return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * self.gain
         mean_square = x.square().mean(-1, keepdim=True)  # overflows in fp16 where |x| > 255
-        return x * torch.rsqrt(mean_square + 1e-6) * self.gain
+        normalised: Tensor = x * torch.rsqrt(mean_square + 1e-6) * self.gain
+        return normalised
 
 
 class Attention(nn.Module):
@@ -56,7 +57,8 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        return joined
 
 
 class Block(nn.Module):
@@ -70,7 +72,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.feed_forward(self.norm2(x))
+        x = x + self.feed_forward(self.norm2(x))
+        return x
 
 
 class TinyGPT(nn.Module):
@@ -90,7 +93,8 @@ class TinyGPT(nn.Module):
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def trained(wide: bool = False) -> TinyGPT:

@@ -20,6 +20,9 @@ from precisionlab.ops.registry import Family, op_rule, optional_ops
 
 aten = torch.ops.aten
 
+FAST_EXPONENTIAL = 64.0
+"""The half kernels take a fast exponential (fexp_u20) good to a few 2^-18; their logsumexp, although fp32, is judged on that scale."""
+
 
 @dataclass(frozen=True)
 class _Scores:
@@ -89,7 +92,10 @@ _FORWARD = (
 
 @op_rule(*optional_ops(aten, *_FORWARD), family=Family.ATTENTION)
 class Attention:
-    """S = P (1 + A + sum P A) |v|, S_logsumexp = 1 + |lse| + max|s| + sum P A, n = max(head size, keys), R = u P |v|. Source: module."""
+    """S = P (1 + A + sum P A) |v|, S_logsumexp = 1 + |lse| + max|s| + sum P A, n = max(head size, keys), R = u P |v|.
+
+    S_logsumexp is multiplied by FAST_EXPONENTIAL. Source: module.
+    """
 
     length = staticmethod(_longest)
 
@@ -114,7 +120,8 @@ class Attention:
         if "math" in func._schema.name:
             return out, weights
         highest = torch.nan_to_num(s.scores.amax(-1).abs(), posinf=0.0)
-        return out, 1.0 + torch.nan_to_num(y[1].abs(), posinf=0.0) + highest + mean_a.squeeze(-1)
+        lse = 1.0 + torch.nan_to_num(y[1].abs(), posinf=0.0) + highest + mean_a.squeeze(-1)
+        return out, FAST_EXPONENTIAL * lse
 
     @staticmethod
     def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:

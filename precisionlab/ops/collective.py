@@ -20,8 +20,9 @@ from precisionlab.ops.registry import Family, How, op_rule, optional_ops
 _NOTE = "its result comes from other ranks: the twin restarts from the real value, taken at the next read since the call is asynchronous"
 
 _C10D = (
-    "allreduce_ allreduce_coalesced_ broadcast_ reduce_ allgather_ allgather_coalesced_ allgather_into_tensor_coalesced_ _allgather_base_ "
-    "reduce_scatter_ reduce_scatter_tensor_coalesced_ _reduce_scatter_base_ alltoall_ alltoall_base_ gather_ scatter_ recv_ recv_any_source_"
+    "allreduce_ allreduce_coalesced_ broadcast_ reduce_ allgather_ allgather_coalesced_ allgather_into_tensor_coalesced_ "
+    "_allgather_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_ _reduce_scatter_base_ alltoall_ alltoall_base_ gather_ scatter_ "
+    "recv_ recv_any_source_"
 )
 _FUNCTIONAL = (
     "all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ broadcast broadcast_ all_gather_into_tensor "

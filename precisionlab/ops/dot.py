@@ -65,7 +65,10 @@ class SummedBatchProduct:
 
 @op_rule(*optional_ops(aten, "addr"), family=Family.DOT)
 class AddedOuterProduct:
-    """beta A + alpha x y^T: two terms. S = |beta A| + |alpha x y^T|. Source: Higham 2002, section 3.1."""
+    """beta A + alpha x y^T: two terms. S = |beta A| + |alpha x y^T|. R = u (S + |alpha x y^T|): each product is stored.
+
+    Source: Higham 2002, section 3.1; addr_kernel in torch/aten/native/cpu/LinearAlgebraKernel.cpp.
+    """
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
@@ -74,6 +77,12 @@ class AddedOuterProduct:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         return 2
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        given = named(func, args, kwargs)
+        outer = abs(given["alpha"]) * torch.outer(given["vec1"].abs(), given["vec2"].abs())
+        return u * (abs(given["beta"]) * given["self"].abs() + 2 * outer)
 
 
 @op_rule(*optional_ops(aten, "ger", "outer", "kron"), family=Family.DOT)
@@ -101,7 +110,10 @@ class ProductWithActivation:
 
 @op_rule(*optional_ops(aten, "linear", "matmul", "linalg_matmul", "inner", "linalg_vecdot", "mkldnn_linear"), family=Family.DOT)
 class CompositeProduct:
-    """Products that reach a mode whole only under ``inference_mode``. S = |A||B| (+ |bias|), n = K. Source: Higham 2002, section 3.1."""
+    """Products that reach a mode whole only under ``inference_mode``. S = |A||B| (+ |bias|), n = K.
+
+    R = u S for linalg_vecdot, which stores the products and sums them in a second kernel. Source: Higham 2002, section 3.1.
+    """
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
@@ -112,6 +124,10 @@ class CompositeProduct:
         given = named(func, args, kwargs)
         left = given.get("input", given.get("self", given.get("x")))
         return max(1, left.shape[given.get("dim", -1)] if left.dim() else 1)
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        return u * on_absolute(func, args, kwargs) if "vecdot" in func._schema.name else 0.0
 
 
 @op_rule(*optional_ops(aten, "einsum", "tensordot", "linalg_multi_dot", "chain_matmul", "bilinear", "_trilinear"), family=Family.DOT)

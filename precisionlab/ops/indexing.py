@@ -97,7 +97,14 @@ class AccumulatingIndexPut:
 
 
 _INDEX_PUT = OpRule(Family.INDEXING, condition=AccumulatingIndexPut.condition, length=AccumulatingIndexPut.length)
-_INDEX_PUT_PACKETS = ("index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put", "put", "_unsafe_masked_index_put_accumulate")
+_INDEX_PUT_PACKETS = (
+    "index_put_",
+    "_index_put_impl",
+    "_index_put_impl_",
+    "_unsafe_index_put",
+    "put",
+    "_unsafe_masked_index_put_accumulate",
+)
 for _target in (*optional_ops(aten, *_INDEX_PUT_PACKETS), *optional_ops(aten.index_put, "default", "hacked_twin", "out")):
     add_rule(_target, _INDEX_PUT)  # by overload where the packet itself is registered as a copy
 
@@ -132,7 +139,10 @@ def _bag_lengths(given: dict[str, Any]) -> int:
 
 @op_rule(*optional_ops(aten, "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"), family=Family.INDEXING)
 class EmbeddingBag:
-    """Sum, mean or maximum of a bag of rows: S = the same on absolute values (|y| for the maximum), n = longest bag. Source: module."""
+    """Sum, mean or maximum of a bag of rows: S = the same on absolute values (|y| for the maximum), n = longest bag.
+
+    R = u |y| for the mean: the sum is stored before it is divided. Source: module.
+    """
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
@@ -142,6 +152,10 @@ class EmbeddingBag:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         return _bag_lengths(named(func, args, kwargs))
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        return (u * y[0].abs() if named(func, args, kwargs)["mode"] == 1 else 0.0, *[None] * (len(y) - 1))
 
 
 @op_rule(*optional_ops(aten, "_embedding_bag_dense_backward"), family=Family.INDEXING)
@@ -239,11 +253,14 @@ def _ratio(given: dict[str, Any], y: Any) -> int:
 
 
 def _volume(size: Any, dims: int) -> int:
+    """Elements of a window given as one side or as all."""
     sizes = list(size) if isinstance(size, (list, tuple)) else [size]
     return max(1, math.prod(sizes if len(sizes) == dims else sizes * dims))
 
 
-@op_rule(*optional_ops(aten, "avg_pool1d", "avg_pool2d", "avg_pool3d", "avg_pool2d_backward", "avg_pool3d_backward"), family=Family.INDEXING)
+@op_rule(
+    *optional_ops(aten, "avg_pool1d", "avg_pool2d", "avg_pool3d", "avg_pool2d_backward", "avg_pool3d_backward"), family=Family.INDEXING
+)
 class AveragePool:
     """S = the same op on absolute values, n = elements of a window (the windows over an element are fewer). Source: module."""
 
@@ -285,53 +302,41 @@ class NearestBackward:
 
 
 _LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa")
-_LINEAR_BACK = tuple(f"{name}_backward" for name in _LINEAR)
+_CUBIC = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa")
+_INTERPOLATIONS = (*_LINEAR, *_CUBIC, *(f"{name}_backward" for name in (*_LINEAR, *_CUBIC)))
 
 
-def _largest_side(given: dict[str, Any], y: Any) -> int:
-    """The longest spatial dimension: a position in it is only known to u_acc times itself, and so are the weights."""
-    x = given.get("self", given.get("input", given.get("grad_output")))
-    return max(1, *x.shape[2:], *y.shape[2:])
+def _interpolated(given: dict[str, Any]) -> Tensor:
+    return given.get("self", given.get("input", given.get("grad_output")))
 
 
-@op_rule(*optional_ops(aten, *_LINEAR, *_LINEAR_BACK), family=Family.INDEXING)
-class LinearInterpolation:
-    """Non-negative weights whose positions carry side * u_acc: S = (the same op on absolute values) * longest side / 8.
+@op_rule(*optional_ops(aten, *_INTERPOLATIONS), family=Family.INDEXING)
+class Interpolation:
+    """Positions carry the longest side times u_acc, and the weights with them: S = |y| + largest |x| of the plane * ratio * side / 8.
 
-    n = 16 or the ratio of sizes, if larger. Source: module; area_pixel_compute_source_index in torch/aten/native/UpSample.h.
+    ratio is that of the sizes in the backward pass, where so many results read one element, else 1; n = 16 or the ratio, if larger.
+    R, forward = 2 u (|y| + the op on the largest |x| nearby): several CPU kernels store 1 - weight, which is then off by u, and the
+    partial result of each dimension.
+    Source: module; area_pixel_compute_source_index in torch/aten/native/UpSample.h; UpSampleKernel.cpp; Keys 1981, (15) for cubics.
     """
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
-        return on_absolute(func, args, kwargs) * max(1.0, _largest_side(named(func, args, kwargs), y) / 8)
+        x = _interpolated(named(func, args, kwargs))
+        ratio = max(1.0, x.numel() / max(1, y.numel())) if "backward" in func._schema.name else 1.0
+        plane = x.abs().amax(list(range(2, x.dim())), keepdim=True)
+        return y.abs() + plane * ratio * max(1.0, *(side / 8 for side in (*x.shape[2:], *y.shape[2:])))
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        given = named(func, args, kwargs)
-        x = given.get("self", given.get("input", given.get("grad_output")))
-        return max(16, math.ceil(x.numel() / max(1, y.numel())))
-
-
-_CUBIC = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa")
-_CUBIC_BACK = tuple(f"{name}_backward" for name in _CUBIC)
-
-
-@op_rule(*optional_ops(aten, *_CUBIC, *_CUBIC_BACK), family=Family.INDEXING)
-class CubicInterpolation:
-    """Weights of both signs (sum of |w| at most 1.6^2): S = |y| + largest |x| of the plane * ratio * longest side / 8.
-
-    Source: Keys 1981, (15) with a = -3/4; positions as in LinearInterpolation.
-    """
+        return max(16, math.ceil(_interpolated(named(func, args, kwargs)).numel() / max(1, y.numel())))
 
     @staticmethod
-    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
-        given = named(func, args, kwargs)
-        x = given.get("self", given.get("input", given.get("grad_output")))
-        ratio = max(1.0, x.numel() / max(1, y.numel())) if "backward" in func._schema.name else 1.0
-        plane = x.abs().amax((-2, -1), keepdim=True)
-        return y.abs() + plane * ratio * max(1.0, _largest_side(given, y) / 8)
-
-    length = LinearInterpolation.length
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        if "backward" in func._schema.name:
+            return 0.0
+        largest = (None, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[args[0].dim() - 2](args[0].abs(), 5, 1, 2)
+        return 2 * u * (func(largest, *args[1:], **kwargs).abs() + y.abs())
 
 
 _GRIDS = ("grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback", "grid_sampler")
@@ -352,7 +357,10 @@ class GridSample:
         return 16
 
 
-@op_rule(*optional_ops(aten, "grid_sampler_2d_backward", "grid_sampler_3d_backward", "_grid_sampler_2d_cpu_fallback_backward"), family=Family.INDEXING)
+@op_rule(
+    *optional_ops(aten, "grid_sampler_2d_backward", "grid_sampler_3d_backward", "_grid_sampler_2d_cpu_fallback_backward"),
+    family=Family.INDEXING,
+)
 class GridSampleBackward:
     """grad_input: S = scatter of |grad|, plus a share of the largest |grad| for the weights. grad_grid has kinks: not judged."""
 
@@ -375,7 +383,7 @@ class GridSampleBackward:
 class AffineGrid:
     """A product with base coordinates in [-1, 1]: S = |y| + sum of |theta| a row, n = 4; backward, S = sum |grad|, n = positions.
 
-    Source: Higham 2002, section 3.1.
+    R = u S: the base coordinates are made in the operand's dtype. Source: Higham 2002, section 3.1.
     """
 
     @staticmethod
@@ -392,7 +400,13 @@ class AffineGrid:
         given = named(func, args, kwargs)
         return 4 if "theta" in given else max(1, math.prod(given["grad"].shape[1:-1]))
 
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        return u * AffineGrid.condition(func, args, kwargs, y)
 
-@op_rule(*optional_ops(aten, "max_unpool2d", "max_unpool3d", "_gather_sparse_backward", "embedding_sparse_backward"), family=Family.INDEXING)
+
+@op_rule(
+    *optional_ops(aten, "max_unpool2d", "max_unpool3d", "_gather_sparse_backward", "embedding_sparse_backward"), family=Family.INDEXING
+)
 class Placement:
     """Elements put in their places without arithmetic: S = |y|, n = 1."""

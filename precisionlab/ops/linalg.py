@@ -32,7 +32,9 @@ class PairwiseDistance:
             return y.abs()
         a, b = given["x1"], given["x2"]
         mode = given.get("compute_mode")
-        product = "euclidean" in func._schema.name or (given.get("p") == 2 and mode != 2 and (mode == 1 or max(a.shape[-2], b.shape[-2]) > 25))
+        product = "euclidean" in func._schema.name or (
+            given.get("p") == 2 and mode != 2 and (mode == 1 or max(a.shape[-2], b.shape[-2]) > 25)
+        )
         if not product:
             return y.abs()
         squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
@@ -79,7 +81,7 @@ class SelfDistanceBackward:
 
 @op_rule(*optional_ops(aten, "linalg_cross", "cross"), family=Family.LINALG)
 class CrossProduct:
-    """Differences of two products: S = |a_i b_j| + |a_j b_i| <= |a| |b|, n = 2. Source: Higham 2002, section 3.1."""
+    """Differences of two products: S = |a_i b_j| + |a_j b_i|, n = 2; R = u S, each product being stored. Source: Higham 2002, section 3.1."""
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
@@ -91,6 +93,10 @@ class CrossProduct:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         return 2
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        return u * CrossProduct.condition(func, args, kwargs, y)
 
 
 @op_rule(*optional_ops(aten, "_fft_r2c", "_fft_c2c", "_fft_c2r"), family=Family.LINALG)
@@ -243,6 +249,8 @@ _SOLVES = ("linalg_lu_solve", "lu_unpack", "linalg_ldl_factor_ex", "linalg_ldl_s
 _OTHERS = ("_cholesky_solve_helper", "cholesky_solve", "cholesky_inverse", "linalg_matrix_exp", "linalg_pinv")
 
 
-@op_rule(*optional_ops(aten, *_FACTORS, *_SOLVES, *_OTHERS), family=Family.LINALG, note="several right answers: run again, not judged by rho")
+@op_rule(
+    *optional_ops(aten, *_FACTORS, *_SOLVES, *_OTHERS), family=Family.LINALG, note="several right answers: run again, not judged by rho"
+)
 class Factorisation(_Unjudged):
     """QR, LU, eigenvalues of general matrices and what is built on them: no componentwise scale is known without the factors' gaps."""

@@ -62,7 +62,7 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
-    """The local error of one op instance; the numbers are the worst of ``outputs``, the counts their sums."""
+    """The local error of one op instance; the numbers are the worst of the judged ``outputs`` (of all, if none is), the counts their sums."""
 
     rho_max: float | None
     rho_p99: float | None
@@ -361,7 +361,8 @@ def _judge(func: Any, args: Any, kwargs: Any, out: Any, y: Any, rule: OpRule | N
         if rule is not None and rule.internal is not None:
             inner = _per_output(rule.internal(func, args, kwargs, y, torch.finfo(low.dtype).eps / 2), len(outs), None)[position]
         results.append(judge_output(low, high, scale, 0.0 if inner is None else inner, length))
-    judged = [r for r in results if r is not None]
+    measured = [r for r in results if r is not None]
+    judged = [r for r in measured if r.rho_max is not None] or measured
     seen = sum(t.numel() for t, r in zip(outs, results, strict=True) if r is not None)
     ratios = [r for r in judged if r.rho_max is not None and r.rho_p99 is not None]
     return LocalError(

@@ -105,7 +105,21 @@ class RmsNorm:
 
 @op_rule(*optional_ops(aten, "_fused_rms_norm_backward"), family=Family.NORMALISATION)
 class RmsNormBackward:
-    """As layer norm's backward without the mean: S_input = rstd (|g w| + |xhat| mean |g w xhat|), S_weight = sum |g xhat|."""
+    """As layer norm's backward without the mean: S_input = rstd (|g w| + |xhat| mean |g w xhat|), S_weight = sum |g xhat|.
+
+    The formula itself is the reference: there is no CPU kernel. Source: Zhang & Sennrich 2019, (4) differentiated; module.
+    """
+
+    @staticmethod
+    def reference(func: Any, args: Any, kwargs: Any) -> Any:
+        given = named(func, args, kwargs)
+        shape, grad = given["normalized_shape"], given["grad_out"]
+        xhat = given["input"] * given["rstd"]
+        gw = grad if given["weight"] is None else grad * given["weight"]
+        g_in = given["rstd"] * (gw - xhat * (gw * xhat).mean(_trailing(grad, shape), keepdim=True))
+        wanted = list(given["output_mask"])
+        g_weight = (grad * xhat).flatten(0, grad.dim() - len(shape) - 1).sum(0) if grad.dim() > len(shape) else grad * xhat
+        return (g_in if wanted[0] else None), (g_weight if wanted[1] and given["weight"] is not None else None)
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:

@@ -40,7 +40,7 @@ class FusedStep:
     """
 
     @staticmethod
-    def reference(func: Any, args: tuple, kwargs: dict) -> None:
+    def reference(func: Any, args: Any, kwargs: Any) -> None:
         named = call_arguments(func, args, kwargs)
         for name in _CONTROL:
             named[name] = _narrow(named[name])
@@ -64,7 +64,7 @@ class Unscale:
     """
 
     @staticmethod
-    def reference(func: Any, args: tuple, kwargs: dict) -> None:
+    def reference(func: Any, args: Any, kwargs: Any) -> None:
         named = call_arguments(func, args, kwargs)
         for gradient in named["self"]:
             gradient.mul_(named["inv_scale"].to(gradient.device))
@@ -102,7 +102,7 @@ class ForeachSum:
     """Sums of two lists: each judged as its single op is. Results are a tuple, one S for each tensor."""
 
     @staticmethod
-    def condition(func: Any, args: tuple, kwargs: dict, y: Any) -> tuple[Tensor, ...]:
+    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> tuple[Tensor, ...]:
         named = call_arguments(func, args, kwargs)
         others = next(named[name] for name in ("other", "scalar", "scalars") if name in named)
         alpha = 1 if named.get("alpha") is None else named["alpha"]
@@ -115,7 +115,7 @@ class ForeachLerp:
     """Moving averages of lists."""
 
     @staticmethod
-    def condition(func: Any, args: tuple, kwargs: dict, y: Any) -> tuple[Tensor, ...]:
+    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> tuple[Tensor, ...]:
         named = call_arguments(func, args, kwargs)
         weights = next(named[name] for name in ("weight", "weights", "scalars") if name in named)
         triples = zip(named["self"], named["tensors1"], _aligned(weights, len(named["self"])), strict=True)
@@ -127,7 +127,7 @@ class ForeachFused:
     """``a + v b c`` and ``a + v b / c`` on lists."""
 
     @staticmethod
-    def condition(func: Any, args: tuple, kwargs: dict, y: Any) -> tuple[Tensor, ...]:
+    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> tuple[Tensor, ...]:
         named = call_arguments(func, args, kwargs)
         firsts = named["self"]
         factors = _aligned(named["scalars"] if "scalars" in named else named["value"], len(firsts))

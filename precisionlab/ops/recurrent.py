@@ -96,7 +96,7 @@ def _bias(named: dict[str, Any], first: str, second: str) -> Tensor | None:
     return named[first] + named[second] if named["has_biases"] else None
 
 
-def _terms(func: Any, args: tuple, kwargs: dict, y: Any) -> int:
+def _terms(func: Any, args: Any, kwargs: Any, y: Any) -> int:
     """Each gate sums over the inputs and the hidden state."""
     return int(args[0].shape[-1] + args[2].shape[-1])
 
@@ -112,7 +112,7 @@ class LstmLayer:
     length = staticmethod(_terms)
 
     @staticmethod
-    def reference(func: Any, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor, Tensor, None]:
+    def reference(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor, None]:
         named = call_arguments(func, args, kwargs)
         _check(named)
         bias = _bias(named, "weight2", "weight3")
@@ -121,7 +121,7 @@ class LstmLayer:
         return output, trace.hidden[-1].reshape(named["hx_"].shape).clone(), trace.cell[-1].reshape(named["cx_"].shape).clone(), None
 
     @staticmethod
-    def condition(func: Any, args: tuple, kwargs: dict, y: Any) -> tuple[Tensor, Tensor, Tensor, None]:
+    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> tuple[Tensor, Tensor, Tensor, None]:
         """Absolute terms of the gates' sums through slopes of at most 1 (g) and 1/4 (i, f, o), kept up by the cell from then on."""
         named = call_arguments(func, args, kwargs)
         output = _in_order(y[0], named["reverse"])
@@ -135,7 +135,7 @@ class LstmLayer:
         return _in_order(scale, named["reverse"]), hy, hy + y[2].abs(), None
 
     @staticmethod
-    def internal(func: Any, args: tuple, kwargs: dict, y: Any, u: float) -> tuple[Tensor, Tensor, Tensor, None]:
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> tuple[Tensor, Tensor, Tensor, None]:
         """The hidden state is stored once a step in the operand's dtype and read back: u max|h| each, damped by the gates."""
         once = 2.0 * u * y[0].abs().amax()
         cell = 2.0 * u * torch.maximum(y[0].abs().amax(), y[2].abs().amax())
@@ -151,13 +151,13 @@ class LstmLayerBackward:
     """
 
     @staticmethod
-    def length(func: Any, args: tuple, kwargs: dict, y: Any) -> int:
+    def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         """The weight gradients sum over time and batch, the input gradient over the gates."""
         steps, batch, _ = args[0].shape
         return int(max(steps * batch, args[1].shape[0]))
 
     @staticmethod
-    def reference(func: Any, args: tuple, kwargs: dict) -> tuple[Tensor | None, ...]:
+    def reference(func: Any, args: Any, kwargs: Any) -> tuple[Tensor | None, ...]:
         named = call_arguments(func, args, kwargs)
         _check(named)
         found = _gradients(named)
@@ -167,7 +167,7 @@ class LstmLayerBackward:
         return _collect(named, trace, d_gates, d_hidden, d_cell)
 
     @staticmethod
-    def condition(func: Any, args: tuple, kwargs: dict, y: Any) -> tuple[Tensor | None, ...]:
+    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> tuple[Tensor | None, ...]:
         """The same products on absolute values, with every gate's gradient at least as uncertain as the largest of its step."""
         named = call_arguments(func, args, kwargs)
         found = _gradients(named)

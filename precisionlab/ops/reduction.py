@@ -154,7 +154,14 @@ class Distance:
 
 @op_rule(*optional_ops(aten, "renorm"), family=Family.REDUCTION)
 class Renorm:
-    """Slices scaled down to a norm: relative errors only, S = |y|, n = elements of a slice. Source: Higham 2002, (4.4)."""
+    """Slices scaled down to a norm: relative errors only, S = |y|, n = elements of a slice; R = 2 u |y|, norm and factor being stored.
+
+    Source: Higham 2002, (4.4).
+    """
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        return 2 * u * y.abs()
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:

@@ -37,7 +37,10 @@ def _distance_from_max(x: Tensor, dim: int | None) -> Tensor:
 
 @op_rule(*optional_ops(aten, "_softmax", "_safe_softmax", "softmax", "special_softmax"), family=Family.SOFTMAX)
 class Softmax:
-    """S = P (1 + |x - max|), n = elements of a row. Source: Blanchard, Higham & Higham 2021, theorem 4.3 (shifted softmax)."""
+    """S = P (1 + |x - max|), n = elements of a row. R = u P over any dimension but the last, where the exponentials are stored first.
+
+    Source: Blanchard, Higham & Higham 2021, theorem 4.3 (shifted softmax); vec_softmax in torch/aten/native/cpu/SoftMaxKernel.cpp.
+    """
 
     reference = staticmethod(_same_dtype)
     length = staticmethod(_steps)
@@ -46,6 +49,10 @@ class Softmax:
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
         given = named(func, args, kwargs)
         return y * (1.0 + _distance_from_max(_x(given), given["dim"]))
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        return 0.0 if named(func, args, kwargs)["dim"] in (-1, y.dim() - 1) else u * y
 
 
 @op_rule(*optional_ops(aten, "_masked_softmax"), family=Family.SOFTMAX)
@@ -65,7 +72,8 @@ class MaskedSoftmax:
 class LogSoftmax:
     """S = |x| + |max| + 1 + |y|: x minus the maximum minus a logarithm; n = elements of a row.
 
-    Source: Blanchard, Higham & Higham 2021, theorem 3.2.
+    R = u log(sum of exponentials after the shift), which the CPU kernel stores once a row.
+    Source: Blanchard, Higham & Higham 2021, theorem 3.2; vec_log_softmax_lastdim_chunk_kernel in torch/aten/native/cpu/SoftMaxKernel.cpp.
     """
 
     reference = staticmethod(_same_dtype)
@@ -76,6 +84,11 @@ class LogSoftmax:
         given = named(func, args, kwargs)
         x = _x(given)
         return x.abs() + x.amax(given["dim"], keepdim=True).abs() + 1.0 + y.abs() if x.numel() else y.abs()
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        spread = torch.nan_to_num(y.amax(named(func, args, kwargs)["dim"], keepdim=True).abs(), nan=0.0, posinf=0.0)
+        return (u * spread).expand(y.shape)
 
 
 @op_rule(*optional_ops(aten, "_softmax_backward_data", "_masked_softmax_backward"), family=Family.SOFTMAX)

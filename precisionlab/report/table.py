@@ -21,6 +21,8 @@ MAX_OPS = 8
 """Op rows printed without ``all_ops``."""
 MAX_NAMES = 4
 """Unshadowed ops named without ``all_ops``."""
+MIN_CELL = 4
+"""Cells are not cut below this many characters, whatever the width."""
 
 _MARKS = {Verdict.SAFE: "", Verdict.UNKNOWN: " ?", Verdict.RISKY: " !", Verdict.BROKEN: " !!"}
 _STYLES = {Verdict.SAFE: "bold green", Verdict.UNKNOWN: "bold magenta", Verdict.RISKY: "bold yellow", Verdict.BROKEN: "bold red"}
@@ -112,9 +114,9 @@ def _ops(report: Report, all_ops: bool, width: int) -> list[_Line]:
     if not shown:
         return []
     title = f"all {total} op sites" if len(shown) == total else f"ops that matter ({len(shown)} of {total} op sites; --all shows every one)"
-    table = _fit([_op_row(op) for op in shown], width)
-    legend = "!! broken  ! risky  ? not judged; drift = error in rounding units of the storage"
-    return [*_wrap(title, width, style="bold"), *(_Line(line.rstrip()) for line in table.splitlines()), *_wrap(legend, width)]
+    table = [_Line(line) for line in _fit([_op_row(op) for op in shown], width)]
+    legend = "!! broken, ! risky, ? not judged; drift = error in rounding units of the storage"
+    return [*_wrap(title, width, style="bold"), *table, *_wrap(legend, width)]
 
 
 def _op_row(op: OpVerdict) -> list[str]:
@@ -126,19 +128,21 @@ def _op_row(op: OpVerdict) -> list[str]:
     return [str(op.verdict).upper(), _short_op(op.op), op.module or "-", op.source or "-", str(op.count), *columns, _units(op.drift_u)]
 
 
-def _fit(rows: list[list[str]], width: int) -> str:
-    """The table in at most ``width`` columns: op, module and source give way, keeping their ends."""
+def _fit(rows: list[list[str]], width: int) -> list[str]:
+    """The table, header first, in at most ``width`` columns: module, source and op give way, keeping their ends."""
     flexible = (1, 2, 3)
-    widths = [max(len(row[i]) for row in [list(_HEADERS), *rows]) for i in range(len(_HEADERS))]
+    table = [list(_HEADERS), *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(_HEADERS))]
     room = width - sum(widths[i] for i in range(len(widths)) if i not in flexible) - 2 * (len(widths) - 1)
-    while sum(widths[i] for i in flexible) > room and max(widths[i] for i in flexible) > 8:
+    while sum(widths[i] for i in flexible) > room and max(widths[i] for i in flexible) > MIN_CELL:
         widest = max(flexible, key=lambda i: widths[i])
         widths[widest] -= 1
-    cut = [[_keep_end(cell, widths[i]) if i in flexible else cell for i, cell in enumerate(row)] for row in rows]
-    table: str = tabulate(
-        cut, headers=_HEADERS, tablefmt="simple", disable_numparse=True, colalign=("left",) * 4 + ("right",) + ("left",) * 3 + ("right",)
-    )
-    return table
+    cut = [[_keep_end(cell, widths[i]) if i in flexible else cell for i, cell in enumerate(row)] for row in table]
+    # The header goes in as a row: tabulate pads real headers by two columns.
+    align = ("left", "left", "left", "left", "right", "left", "left", "left", "right")
+    text: str = tabulate(cut, tablefmt="plain", disable_numparse=True, colalign=align)
+    header, *body = text.splitlines()
+    return [header, "-" * max(len(line) for line in (header, *body)), *(line.rstrip() for line in body)]
 
 
 def _coverage(report: Report, all_ops: bool, width: int) -> list[_Line]:

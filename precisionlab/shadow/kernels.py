@@ -6,8 +6,8 @@ share a big one.
 
 How it gets its speed:
 
-* Memory goes by in blocks that fit the first-level cache. A cheap pass over a block (integers as narrow as the format) finds its largest and
-  smallest magnitude. What only zeros, subnormals, Inf or NaN make necessary is done for blocks that hold some.
+* Memory goes by in blocks that fit the first-level cache. A cheap pass over a block (integers as narrow as the format) finds its largest
+  and smallest magnitude. What only zeros, subnormals, Inf or NaN make necessary is done for blocks that hold some.
 * All loops are free of branches (`_select`), so LLVM turns them into vector code. `reassoc` lets it keep several partial sums; no flag
   lets it assume away Inf or NaN.
 
@@ -15,6 +15,8 @@ The formats are told apart by *type* (tags), not by value: numba then compiles o
 Zeros, subnormals, Inf and NaN are recognised in the bits, never by a floating-point comparison, so results do not change under
 `torch.set_flush_denormal(True)`.
 """
+# mypy: ignore-errors
+# (numba types this module, and checks it when it compiles)
 
 from __future__ import annotations
 
@@ -54,30 +56,30 @@ def _constant(tag: Any, value_of: Any) -> Any:
 
 
 @intrinsic
-def _inf_bits(typing_context, tag):  # type: ignore[no-untyped-def]
+def _inf_bits(typing_context, tag):
     """Magnitude bits of Inf: everything at or above is Inf or NaN."""
     return _constant(tag, lambda mantissa, exponent: ((1 << exponent) - 1) << mantissa)
 
 
 @intrinsic
-def _tiny_bits(typing_context, tag):  # type: ignore[no-untyped-def]
+def _tiny_bits(typing_context, tag):
     """Bits of the smallest normal number: everything below is zero or subnormal."""
     return _constant(tag, lambda mantissa, exponent: 1 << mantissa)
 
 
 @intrinsic
-def _size(typing_context, tag):  # type: ignore[no-untyped-def]
+def _size(typing_context, tag):
     """Bytes of an element."""
     width = _LAYOUT[tag][0].bitwidth
     return types.int64(tag), lambda context, builder, signature, args: ir.Constant(_I64, width // 8)
 
 
 @intrinsic
-def _load(typing_context, tag, base, index):  # type: ignore[no-untyped-def]
+def _load(typing_context, tag, base, index):
     """The bits of element `index` of the array at address `base`."""
     unsigned = _LAYOUT[tag][0]
 
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, args):
         pointer = builder.inttoptr(args[1], ir.IntType(unsigned.bitwidth).as_pointer())
         return builder.load(builder.gep(pointer, [args[2]]))
 
@@ -85,11 +87,11 @@ def _load(typing_context, tag, base, index):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _magnitude(typing_context, tag, bits):  # type: ignore[no-untyped-def]
+def _magnitude(typing_context, tag, bits):
     """The bits without their sign."""
     unsigned = _LAYOUT[tag][0]
 
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, args):
         return builder.and_(args[1], ir.Constant(args[1].type, (1 << (unsigned.bitwidth - 1)) - 1))
 
     return unsigned(tag, unsigned), generate
@@ -116,7 +118,7 @@ def _widened(builder: Any, bits: Any, source: tuple[int, int], target: tuple[int
 
 
 @intrinsic
-def _decode(typing_context, tag, mode, bits):  # type: ignore[no-untyped-def]
+def _decode(typing_context, tag, mode, bits):
     """The value as float64, exact for every finite number; what Inf and NaN give is unspecified.
 
     Mode `FAST` converts bf16 and fp32 by the floating-point unit, which reads their subnormals as 0 where the CPU flushes them; `CAREFUL`
@@ -124,7 +126,7 @@ def _decode(typing_context, tag, mode, bits):  # type: ignore[no-untyped-def]
     """
     unsigned, mantissa, exponent = _LAYOUT[tag]
 
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, args):
         bits = args[2]
         if mantissa == 52:
             return builder.bitcast(bits, _F64)
@@ -140,29 +142,38 @@ def _decode(typing_context, tag, mode, bits):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _as_float64(typing_context, bits):  # type: ignore[no-untyped-def]
+def _as_float64(typing_context, bits):
     """The float64 that has these bits."""
     return types.float64(types.uint64), lambda context, builder, signature, args: builder.bitcast(args[0], _F64)
 
 
 @intrinsic
-def _select(typing_context, condition, yes, no):  # type: ignore[no-untyped-def]
+def _as_bits(typing_context, value):
+    """The bits of a float64."""
+    return types.uint64(types.float64), lambda context, builder, signature, args: builder.bitcast(args[0], _I64)
+
+
+@intrinsic
+def _select(typing_context, condition, yes, no):
     """`yes if condition else no` with both sides computed: never a branch."""
 
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, args):
         return builder.select(cgutils.as_bool_bit(builder, args[0]), args[1], args[2])
 
     return yes(types.boolean, yes, yes), generate
 
 
 @njit(**_FLAGS)
-def _flushes_subnormals(n):  # type: ignore[no-untyped-def]
-    """Whether this thread reads subnormals as 0 (`torch.set_flush_denormal`). n only keeps the compiler from knowing the number tried."""
-    return _decode(FP32, FAST, np.uint32(min(n, 1))) == 0.0
+def _flushes_subnormals(n):
+    """Whether this thread reads subnormals as 0 (`torch.set_flush_denormal`).
+
+    The compiler must not see through the question: n keeps it from knowing the number tried, and it would compare floats as integers.
+    """
+    return _as_bits(_decode(FP32, FAST, np.uint32(min(n, 1)))) == np.uint64(0)
 
 
 @njit(**_FLAGS)
-def _range(tag, lo, n):  # type: ignore[no-untyped-def]
+def _range(tag, lo, n):
     """Smallest and largest magnitude bits of a block of at least one element."""
     least = most = _magnitude(tag, _load(tag, lo, 0))
     for i in range(n):
@@ -173,7 +184,7 @@ def _range(tag, lo, n):  # type: ignore[no-untyped-def]
 
 
 @njit(**_FLAGS)
-def _census(tag, lo, n):  # type: ignore[no-untyped-def]
+def _census(tag, lo, n):
     """Of a block: number of Inf/NaN, number of subnormals, largest finite magnitude bits. Counts are as narrow as the narrowest format."""
     inf, tiny = _inf_bits(tag), _tiny_bits(tag)
     nonfinite = subnormal = np.uint16(0)
@@ -188,7 +199,7 @@ def _census(tag, lo, n):  # type: ignore[no-untyped-def]
 
 
 @njit(**_FLAGS)
-def _sums(tag, lo, hi, n):  # type: ignore[no-untyped-def]
+def _sums(tag, lo, hi, n):
     """diff_sq, hi_sq, lo_sq, dot and largest hi magnitude bits of a block. Inf or NaN in hi makes hi_sq non-finite; lo must be finite."""
     diff_sq = hi_sq = lo_sq = dot = 0.0
     hi_most = np.uint64(0)
@@ -205,7 +216,7 @@ def _sums(tag, lo, hi, n):  # type: ignore[no-untyped-def]
 
 
 @njit(**_FLAGS)
-def _flushed(tag, lo, hi, n):  # type: ignore[no-untyped-def]
+def _flushed(tag, lo, hi, n):
     """Number of zeros of lo where hi is finite and not zero, and the sum of those hi squared."""
     zero, inf64, count, square = np.uint64(0), _inf_bits(FP64), 0, 0.0
     for i in range(n):
@@ -219,7 +230,7 @@ def _flushed(tag, lo, hi, n):  # type: ignore[no-untyped-def]
 
 
 @njit(**_FLAGS)
-def _careful_sums(tag, lo, hi, n):  # type: ignore[no-untyped-def]
+def _careful_sums(tag, lo, hi, n):
     """introduced, hi_nonfinite, then what `_sums` gives, over the pairs of which both are finite (hi magnitude: of every finite hi)."""
     zero, inf, inf64 = np.uint64(0), _inf_bits(tag), _inf_bits(FP64)
     introduced = hi_nonfinite = 0
@@ -243,7 +254,7 @@ def _careful_sums(tag, lo, hi, n):  # type: ignore[no-untyped-def]
 
 
 @njit(**_FLAGS)
-def _measure(tag, lo, hi, n):  # type: ignore[no-untyped-def]
+def _measure(tag, lo, hi, n):
     """The fields of `measure.Stats`, in order."""
     inf, tiny, size = _inf_bits(tag), _tiny_bits(tag), _size(tag)
     nonfinite = introduced = hi_nonfinite = flushed = subnormal = 0
@@ -272,7 +283,7 @@ def _measure(tag, lo, hi, n):  # type: ignore[no-untyped-def]
 
 
 @njit(**_FLAGS)
-def _count_nonfinite(tag, lo, n):  # type: ignore[no-untyped-def]
+def _count_nonfinite(tag, lo, n):
     """Number of Inf and NaN."""
     total = 0
     for start in range(0, n, BLOCK):
@@ -283,7 +294,7 @@ def _count_nonfinite(tag, lo, n):  # type: ignore[no-untyped-def]
 
 
 @njit(**_FLAGS)
-def _lost_loop(tag, mode, base, addend, out, n, alpha):  # type: ignore[no-untyped-def]
+def _lost_loop(tag, mode, base, addend, out, n, alpha):
     inf = _inf_bits(tag)
     lost_sq = addend_sq = base_sq = 0.0
     swamped = addends = 0
@@ -302,7 +313,7 @@ def _lost_loop(tag, mode, base, addend, out, n, alpha):  # type: ignore[no-untyp
 
 
 @njit(**_FLAGS)
-def _lost_addend(tag, base, addend, out, n, alpha):  # type: ignore[no-untyped-def]
+def _lost_addend(tag, base, addend, out, n, alpha):
     """The fields of `measure.LostStats`, in order, over the elements of which all three are finite."""
     if _flushes_subnormals(n):
         return _lost_loop(tag, CAREFUL, base, addend, out, n, alpha)
@@ -310,7 +321,7 @@ def _lost_addend(tag, base, addend, out, n, alpha):  # type: ignore[no-untyped-d
 
 
 @njit(**_FLAGS)
-def _displacement_loop(tag, mode, lo_new, lo_old, hi_new, hi_old, n):  # type: ignore[no-untyped-def]
+def _displacement_loop(tag, mode, lo_new, lo_old, hi_new, hi_old, n):
     inf, inf64 = _inf_bits(tag), _inf_bits(FP64)
     dot = lo_sq = hi_sq = 0.0
     stalled = moved = 0
@@ -328,7 +339,7 @@ def _displacement_loop(tag, mode, lo_new, lo_old, hi_new, hi_old, n):  # type: i
 
 
 @njit(**_FLAGS)
-def _displacement(tag, lo_new, lo_old, hi_new, hi_old, n):  # type: ignore[no-untyped-def]
+def _displacement(tag, lo_new, lo_old, hi_new, hi_old, n):
     """The fields of `measure.Displacement`, in order, over the elements of which all four are finite."""
     if _flushes_subnormals(n):
         return _displacement_loop(tag, CAREFUL, lo_new, lo_old, hi_new, hi_old, n)

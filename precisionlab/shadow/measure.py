@@ -84,7 +84,7 @@ def measure(lo: Tensor, hi: Tensor) -> Stats:
     Raises: ValueError if the shapes differ (a twin of another tensor).
     """
     dtype = lo.dtype
-    kernel = _MEASURE.get(dtype)
+    kernel = _LOADED.get(("measure", dtype))
     if (
         kernel is None
         or hi.dtype is not torch.float64
@@ -168,16 +168,19 @@ def lost_addend(base: Tensor, addend: Tensor, out: Tensor, alpha: float = 1.0) -
     Elements of which one is Inf or NaN take no part, and none does if alpha is; 0 and -0 are the same zero; subnormals count as the numbers
     they are. Increments are exact in float64 for halves, and for float32 up to 29 binades apart. Mixed dtypes are taken in float64.
     """
-    parts = [part.expand_as(out) for part in (base, addend)] + [out]
+    kernel = _LOADED.get(("lost_addend", out.dtype))
+    if kernel is not None and base.dtype is out.dtype is addend.dtype and _is_plain(base, addend, out) and abs(alpha) < float("inf"):
+        return LostStats._make(_in_chunks(kernel, (base, addend, out), out.numel(), float(alpha)))
+    parts: tuple[Tensor, ...] = (base.expand_as(out), addend.expand_as(out), out)
     if out.is_complex():
         raise TypeError("lost_addend takes real tensors: pass torch.view_as_real of each.")
     if not abs(alpha) < float("inf"):
         return LostStats(0.0, 0.0, 0.0, 0, 0)
     if not _on_numba(*parts):
-        return _lost_addend_torch(*parts, alpha)
+        return _lost_addend_torch(parts[0], parts[1], out, alpha)
     if len({part.dtype for part in parts}) > 1 or out.dtype not in _NAMES:
-        parts = [part.double() for part in parts]
-    parts = list(_side_by_side(*parts))
+        parts = tuple(part.double() for part in parts)
+    parts = _side_by_side(*parts)
     return LostStats._make(_in_chunks(_kernel("lost_addend", parts[0].dtype), parts, out.numel(), float(alpha)))
 
 
@@ -186,8 +189,8 @@ def _lost_addend_torch(base: Tensor, addend: Tensor, out: Tensor, alpha: float) 
     finite = base.isfinite() & addend.isfinite() & out.isfinite()
     base, exact, effective = (torch.where(finite, part, 0.0) for part in (base, addend * alpha, out - base))
     swamped = ((exact != 0) & (effective == 0)).sum()
-    squares = (float(part.square().sum()) for part in (effective - exact, exact, base))
-    return LostStats(*squares, int(swamped), int((exact != 0).sum()))
+    lost_sq, addend_sq, base_sq = (float(part.square().sum()) for part in (effective - exact, exact, base))
+    return LostStats(lost_sq, addend_sq, base_sq, int(swamped), int((exact != 0).sum()))
 
 
 def displacement(lo_new: Tensor, lo_old: Tensor, hi_new: Tensor, hi_old: Tensor) -> Displacement:
@@ -195,6 +198,10 @@ def displacement(lo_new: Tensor, lo_old: Tensor, hi_new: Tensor, hi_old: Tensor)
 
     Elements of which one is Inf or NaN take no part; a move from -0 to 0 is none. All of one shape; hi float64 or complex128.
     """
+    kernel = _LOADED.get(("displacement", lo_new.dtype))
+    same = lo_old.dtype is lo_new.dtype and hi_new.dtype is hi_old.dtype is torch.float64
+    if kernel is not None and same and _is_plain(lo_new, lo_old, hi_new, hi_old):
+        return Displacement._make(_in_chunks(kernel, (lo_new, lo_old, hi_new, hi_old), lo_new.numel()))
     lo, hi = (lo_new, lo_old), (hi_new, hi_old)
     if lo_new.is_complex() or hi_new.is_complex():
         lo, hi = (_real(lo_new), _real(lo_old)), (_real(hi_new), _real(hi_old))
@@ -233,6 +240,12 @@ def _subnormals(t: Tensor, wide: Tensor) -> Tensor:
     return (wide != 0) & (wide.abs() < torch.finfo(t.dtype).smallest_normal)
 
 
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether the tensors have one shape and lie contiguously in the memory of the CPU, so that kernels can take them as they are."""
+    shape = tensors[0].shape
+    return all(t.is_cpu and t.is_contiguous() and not t.is_neg() and t.shape == shape for t in tensors)
+
+
 def _is_dense(t: Tensor) -> bool:
     """Whether the elements fill a stretch of memory, each once, in whatever order."""
     if t.is_contiguous():
@@ -255,7 +268,7 @@ def _side_by_side(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 # Running kernels.
 
-_MEASURE: dict[torch.dtype, Callable[..., Any]] = {}  # kernels of `measure` already loaded
+_LOADED: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}  # kernels already in use, by question and dtype of lo
 
 
 @functools.cache
@@ -273,10 +286,10 @@ def _on_numba(*tensors: Tensor) -> bool:
 
 
 def _kernel(question: str, dtype: torch.dtype) -> Callable[..., Any]:
-    kernel: Callable[..., Any] = getattr(_kernels(), f"{question}_{_NAMES[dtype]}")
-    if question == "measure":
-        _MEASURE[dtype] = kernel
-    return kernel
+    """The kernel that answers for lo of this dtype; compiled, or read from the cache, by its first call."""
+    if (question, dtype) not in _LOADED:
+        _LOADED[question, dtype] = getattr(_kernels(), f"{question}_{_NAMES[dtype]}")
+    return _LOADED[question, dtype]
 
 
 def _in_chunks(kernel: Callable[..., Any], tensors: Sequence[Tensor], n: int, *extra: float, maxima: int = 0) -> tuple[Any, ...]:

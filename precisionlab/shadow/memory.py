@@ -14,11 +14,14 @@ fp64 side decided otherwise (``decision``).
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
 from typing import Any
 
 import torch
+
+from precisionlab.shadow.measure import measure
 
 NO_EVENTS: frozenset[int] = frozenset()
 
@@ -92,6 +95,8 @@ class ShadowMemory:
         self.peak_bytes = 0
         self.evicted_bytes = 0
         self.resyncs: Counter[str] = Counter()
+        self.decisions = 0
+        """How many integer or bool tensors the twin decided otherwise, ever: 0 spares every lookup."""
         self._clock = 0
 
     def __len__(self) -> int:
@@ -188,12 +193,30 @@ class ShadowMemory:
         if twin.version >= 0 and not t.is_inference():
             version = t._version
             if version > twin.version + twin.writes:
-                self._resync(t, "written outside the audit")
-                return False
-            if version > twin.version:
+                if not self._consistent(t, twin):
+                    self._resync(t, "written outside the audit")
+                    return False
+                twin.version, twin.writes = version, 0
+            elif version > twin.version:
                 twin.writes -= version - twin.version
                 twin.version = version
         return True
+
+    def _consistent(self, t: torch.Tensor, twin: Twin) -> bool:
+        """Whether the real values still are what the twin stands for.
+
+        Tensors on one storage need not share a version counter (``p.data = q`` gives q's storage p's counter), so a counter that moved
+        too far is only a suspicion. A write that leaves every value within the known drift is one the twin need not know of.
+        """
+        if twin.decision:
+            return bool(t.shape == twin.hi.shape)
+        with torch.no_grad():
+            stats = measure(t, self.window(t, twin))
+        if stats.introduced and not twin.nonfinite:
+            return False
+        if not stats.hi_sq > 0.0:
+            return stats.lo_sq == 0.0 or twin.drift > 0.0
+        return math.sqrt(stats.diff_sq / stats.hi_sq) <= 4.0 * (twin.drift + twin.u)
 
     def _resync(self, t: torch.Tensor, reason: str) -> None:
         self.resyncs[reason] += 1

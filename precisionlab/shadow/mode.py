@@ -19,7 +19,7 @@ from precisionlab.records import Phase
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory, Twin
 from precisionlab.shadow.opinfo import WIDE, OpInfo
 from precisionlab.shadow.sites import Locator, Place
-from precisionlab.shadow.special import HIDDEN_WRITES, SPECIAL, Unshadowable
+from precisionlab.shadow.special import SPECIAL, Unshadowable
 
 Tensor = torch.Tensor
 
@@ -42,7 +42,7 @@ class Pair:
 class OpCall:
     """One executed op as the trackers see it."""
 
-    __slots__ = ("info", "module", "phase", "place", "backward", "args", "kwargs", "inputs", "outputs", "before", "decisions", "events_before", "result", "local")
+    __slots__ = ("info", "module", "phase", "place", "backward", "args", "kwargs", "inputs", "outputs", "before", "decisions", "events_before", "result", "local", "obstacle")
 
     def __init__(self, info: OpInfo, module: str, phase: Phase, place: Place, backward: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.info = info
@@ -61,6 +61,8 @@ class OpCall:
         self.events_before: dict[int, frozenset[int]] = {}
         self.result: Any = None
         self.local: Any = UNMEASURED
+        self.obstacle = ""
+        """Why this call cannot be shadowed, when an operand already says so."""
 
 
 class Observer(Protocol):
@@ -140,45 +142,12 @@ class ShadowMode(TorchDispatchMode):
         call = OpCall(info, "", Phase.OTHER, _NO_PLACE, False, args, kwargs)
         if info.how is How.REAL or info.how is How.UNINITIALISED:
             return (call, [], {}) if info.mutated or info.rule.family is Family.COLLECTIVE or info.func._overloadpacket in SPECIAL else None
-        memory = self.memory
-        mutated = {i for i, _ in info.mutated}
-        hidden = HIDDEN_WRITES.get(info.name)
-        if hidden is not None:
-            mutated = mutated | hidden
+        mutated = info.writes
+        hi_args = [self._wide(call, a, i in mutated) for i, a in enumerate(args)]
+        hi_kwargs = {k: self._wide(call, a, k in info.written_names) for k, a in kwargs.items() if not (info.is_out and k in info.written_names)}
         inputs = call.inputs
-        unshadowable: str | None = None
-
-        def wide(x: Any, write: bool) -> Any:
-            nonlocal unshadowable
-            if isinstance(x, Tensor):
-                dtype = x.dtype
-                if dtype in UNIT_ROUNDOFF:
-                    try:
-                        twin = memory.state(x)
-                        hi = memory.window(x, twin, write=write)
-                    except (RuntimeError, NotImplementedError) as error:
-                        unshadowable = f"operand without a strided storage ({x.layout})" if x.layout != torch.strided else str(error).split("\n")[0]
-                        return x.to(WIDE.get(dtype, dtype)) if x.layout != torch.strided else x
-                    inputs.append(Pair(x, hi, twin))
-                    return hi
-                if memory._twins:
-                    twin_or_none = memory.get(x)
-                    if twin_or_none is not None and twin_or_none.decision:
-                        call.decisions.append(Pair(x, memory.window(x, twin_or_none), twin_or_none))
-                return x.clone() if write else x
-            if isinstance(x, torch.dtype):
-                return WIDE.get(x, x)
-            if isinstance(x, (list, tuple)):
-                return [wide(e, write) for e in x]
-            return x
-
-        out_names = {name for i, name in info.mutated if info.is_out}
-        hi_args = [wide(a, i in mutated) for i, a in enumerate(args)]
-        hi_kwargs = {k: (None if k in out_names else wide(a, info.in_place and any(k == n for _, n in info.mutated))) for k, a in kwargs.items()}
         if not inputs and not call.decisions and not info.factory_dtype and info.how is not How.RERUN:
             return None
-        if unshadowable is not None:
-            hi_kwargs["__unshadowable__"] = unshadowable
         if call.decisions and not inputs:
             own = {id(p.lo): p.hi for p in call.decisions}
             hi_args = [_decided(a, own) for a in hi_args]
@@ -190,6 +159,33 @@ class ShadowMode(TorchDispatchMode):
                     if isinstance(t, Tensor) and t.is_floating_point() and self.keep_before(info, t):
                         call.before[id(t)] = t.clone()
         return call, hi_args, hi_kwargs
+
+    def _wide(self, call: OpCall, x: Any, write: bool) -> Any:
+        """An argument as the twin's op gets it."""
+        if isinstance(x, Tensor):
+            memory = self.memory
+            if x.dtype in UNIT_ROUNDOFF:
+                if x.layout != torch.strided:
+                    call.obstacle = f"operand without a strided storage ({x.layout})"
+                    return x
+                try:
+                    twin = memory.state(x)
+                    hi = memory.window(x, twin, write=write)
+                except (RuntimeError, NotImplementedError) as error:
+                    call.obstacle = str(error).split("\n")[0]
+                    return x
+                call.inputs.append(Pair(x, hi, twin))
+                return hi
+            if memory.decisions:
+                found = memory.get(x)
+                if found is not None and found.decision:
+                    call.decisions.append(Pair(x, memory.window(x, found), found))
+            return x.clone() if write else x
+        if isinstance(x, torch.dtype):
+            return WIDE.get(x, x)
+        if isinstance(x, (list, tuple)):
+            return [self._wide(call, e, write) for e in x]
+        return x
 
     # -- after the program's op ---------------------------------------------------------------------------------------------------
 
@@ -210,8 +206,8 @@ class ShadowMode(TorchDispatchMode):
         inference = torch._C._InferenceMode(False) if torch.is_inference_mode_enabled() else None
         try:
             with torch.no_grad():
-                if "__unshadowable__" in hi_kwargs:
-                    raise Unshadowable(hi_kwargs.pop("__unshadowable__"))
+                if call.obstacle:
+                    raise Unshadowable(call.obstacle)
                 hi_out = self._run_twin(info, func, call, hi_args, hi_kwargs, out)
                 self._tie(info, call, los, hi_out)
             self.shadowed += 1
@@ -273,10 +269,8 @@ class ShadowMode(TorchDispatchMode):
             self._tie_mutated(info, call, hi_out)
             if not info.func._schema.returns or info.is_out or info.in_place and len(info.func._schema.returns) <= len(info.mutated):
                 return
-        hidden = HIDDEN_WRITES.get(info.name)
-        if hidden is not None:
-            for index in hidden:
-                self._note_write(call, call.args[index] if index < len(call.args) else None)
+        for index in info.hidden_writes:
+            self._note_write(call, call.args[index] if index < len(call.args) else None)
         his = tensors_of(hi_out)
         if len(his) != len(los):
             raise Unshadowable("the fp64 run returned another number of tensors")

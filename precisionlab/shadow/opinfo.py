@@ -22,10 +22,18 @@ WIDE = {
 """What a dtype argument becomes for the twin."""
 
 
+HIDDEN_WRITES: dict[str, frozenset[int]] = {
+    "aten.native_batch_norm": frozenset((3, 4)),
+    "aten.cudnn_batch_norm": frozenset((3, 4)),
+    "aten.miopen_batch_norm": frozenset((3, 4)),
+}
+"""Operands an op writes although its schema does not say so: the running statistics."""
+
+
 class OpInfo:
     """Static facts of one overload."""
 
-    __slots__ = ("func", "name", "rule", "how", "family", "mutated", "is_out", "factory_dtype", "listed", "scalar_args", "exact", "in_place")
+    __slots__ = ("func", "name", "rule", "how", "family", "mutated", "is_out", "factory_dtype", "listed", "exact", "in_place", "writes", "written_names", "hidden_writes")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -40,8 +48,9 @@ class OpInfo:
         ]
         self.is_out = any(a.is_out for a in schema.arguments)
         self.in_place = bool(self.mutated) and not self.is_out
-        if self.mutated and self.how is How.VIEW and self.family is Family.VIEW and not self.is_out:
-            pass  # squeeze_, t_, ...: metadata of the real tensor changes, its storage does not
+        self.hidden_writes = HIDDEN_WRITES.get(self.name, frozenset())
+        self.writes = frozenset(i for i, _ in self.mutated) | self.hidden_writes
+        self.written_names = frozenset(n for _, n in self.mutated)
         has_tensor = any("Tensor" in str(a.type) for a in schema.arguments if not a.is_out)
         self.factory_dtype = not has_tensor and any(a.name == "dtype" for a in schema.arguments)
         self.listed = bool(schema.returns) and "[]" in str(schema.returns[0].type) or any(

@@ -20,13 +20,6 @@ class Unshadowable(Exception):
     """This call cannot be run in fp64; the reason is for the coverage line."""
 
 
-HIDDEN_WRITES: dict[str, set[int]] = {
-    "aten.native_batch_norm": {3, 4},
-    "aten.cudnn_batch_norm": {3, 4},
-    "aten.miopen_batch_norm": {3, 4},
-}
-"""Operands an op writes although its schema does not say so: the running statistics."""
-
 SPECIAL: dict[Any, Any] = {}
 
 

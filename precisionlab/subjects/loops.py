@@ -27,6 +27,8 @@ class Loop:
     """Whether fp16 runs under a ``GradScaler``."""
     default_optimizer = True
     """Whether a subject without an optimizer gets ``DEFAULT_OPTIMIZER``."""
+    damaged = False
+    """Whether lowering made finite weights infinite: then the run is of another model, and finding nothing does not make it safe."""
 
     def __init__(self, subject: Subject, dtype: LowDtype) -> None:
         self.subject = subject
@@ -130,6 +132,7 @@ class PureLoop(Loop):
         for name, tensor in _floating_state(lowered):
             lost = finite_before.get(name, 0) - _finite(tensor)
             if lost > 0:
+                self.damaged = True
                 self.notes.append(
                     f"{lost} of {tensor.numel()} values of weight {name} are too large for {self.dtype} and became infinite when cast"
                 )

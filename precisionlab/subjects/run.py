@@ -135,6 +135,8 @@ def _run(loop: Loop, steps: int, kernels: Kernels, progress: Progress | None, se
             raise
         error = raised
     except (Exception, KeyboardInterrupt) as raised:
+        if isinstance(raised, Exception) and _is_ours(raised) and not _out_of_memory(raised):
+            raise
         error = raised
     return Outcome(watcher.report, error), step + 1
 
@@ -144,6 +146,7 @@ def _describe(outcome: Outcome, loop: Loop, reached: int, steps: int) -> None:
     report, record = outcome.report, outcome.report.record
     record.notes.extend(note for note in dict.fromkeys(loop.notes) if note not in record.notes)
     if outcome.error is not None:
+        _drop_raw_error_notes(report)
         record.error = f"step {reached} of {steps}: {_said(outcome.error)}"
         before = f"steps 1 to {reached - 1} and " if reached > 2 else "step 1 and " if reached == 2 else ""
         record.notes.append(f"cut short in {record.error}; the report covers {before}what ran of step {reached}")
@@ -157,9 +160,27 @@ def _describe(outcome: Outcome, loop: Loop, reached: int, steps: int) -> None:
             if record.coverage.ops == 0
             else "no op could be shadowed"
         )
-    untold = outcome.error is not None or record.coverage.shadowed == 0
-    if untold and report.verdict is Verdict.SAFE:
+    untold = outcome.error is not None or record.coverage.shadowed == 0 or loop.damaged
+    if untold and report.verdict is not Verdict.BROKEN and not report.findings:
         report.verdict = Verdict.UNKNOWN
+
+
+def _drop_raw_error_notes(report: Report) -> None:
+    """The audit notes the exception in its own words; ``_describe`` says it with the step and the line."""
+    raw = report.record.error
+    for notes in (report.record.notes, report.notes):
+        notes[:] = [note for note in notes if not raw or raw not in note]
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the measuring part of the audit raised. Errors of ops pass through the dispatch mode: those are the subject's."""
+    trace = error.__traceback__
+    while trace is not None:
+        path = Path(trace.tb_frame.f_code.co_filename)
+        if path == _OWN / "session.py" or any(path.is_relative_to(_OWN / part) for part in ("trackers", "checks", "report")):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 @contextlib.contextmanager

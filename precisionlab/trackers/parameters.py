@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from precisionlab.records import EventKind, Evidence, ParameterRecord, Phase, SinkKind, Verdict
 from precisionlab.shadow.measure import displacement, measure
@@ -49,7 +50,7 @@ class Parameters:
         self.log = log
         self.memory = memory
         self.limits = thresholds
-        self.histories: weakref.WeakKeyDictionary[Tensor, _History] = weakref.WeakKeyDictionary()
+        self.histories: Any = WeakIdKeyDictionary()
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._kept: list[ParameterRecord] = []
         self.steps_seen = 0
@@ -147,20 +148,20 @@ class Parameters:
 
     # -- updates ------------------------------------------------------------------------------------------------------------------
 
-    def before_step(self, params: list[tuple[str, Tensor]]) -> dict[Tensor, Tensor]:
-        """Copies of the real parameters before an optimizer step."""
-        return {p: p.detach().clone() for _, p in params if p.grad is not None and p.layout == torch.strided and p.dtype in UNIT_ROUNDOFF}
+    def before_step(self, params: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
+        """Copies of the real parameters before an optimizer step, by ``id``."""
+        return {id(p): p.detach().clone() for _, p in params if p.grad is not None and p.layout == torch.strided and p.dtype in UNIT_ROUNDOFF}
 
-    def after_step(self, params: list[tuple[str, Tensor]], before: dict[Tensor, Tensor], old_hi: dict[Tensor, Tensor], optimizer: str) -> None:
+    def after_step(self, params: list[tuple[str, Tensor]], before: dict[int, Tensor], old_hi: dict[int, Tensor], optimizer: str) -> None:
         """Compare the step that the parameters took with the step of their twins from the same start."""
         self.steps_seen += 1
         for name, p in params:
-            old = before.get(p)
+            old = before.get(id(p))
             twin = self.memory.get(p) if old is not None else None
             if old is None or twin is None:
                 continue
             hi = self.memory.window(p, twin)
-            start = old_hi.get(p)
+            start = old_hi.get(id(p))
             moved = displacement(p.detach(), old, hi, start if start is not None else old.double())
             if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq):
                 continue

@@ -29,7 +29,7 @@ _INDEXING = frozenset(
     ).split()
 )
 _INTERNAL_PHASES = frozenset((Phase.OPTIMIZER, Phase.SCALER, Phase.CLIP))
-_TIES_ONLY = frozenset((EventKind.TIE,))
+_EXACT_COMPARISONS = frozenset(("aten.eq", "aten.ne", "aten.equal", "aten.isclose", "aten.allclose"))
 
 
 class Sinks:
@@ -109,6 +109,8 @@ class Sinks:
             flips, total = int((a != b).sum()), lo.numel()
         if not flips:
             return
+        if call.info.name in _EXACT_COMPARISONS and not _strong({self.log.events[e].kind for e in carried}):
+            return  # equality of rounded numbers is asked of the rounded numbers
         site = self.log.site(call.module, call.info.name, call.phase, call.place)
         events = set(carried)
         if call.inputs:
@@ -119,12 +121,10 @@ class Sinks:
                 events.add(self.log.event(EventKind.CAST, site, carried, {"inexact": flips, "elements": total, "dtype": dtype}, "float to integer"))
             else:
                 events.add(self.log.event(EventKind.TIE if 2 * ties > flips else EventKind.FLIP, site, carried, evidence))
-        twin = Twin(hi if hi.shape == lo.shape else lo.clone(), lo.dtype, -1 if lo.is_inference() else lo._version)
-        twin.decision, twin.share, twin.site = True, flips / max(total, 1), site
-        twin.events = frozenset(events)
         if lo.layout == torch.strided:
-            bound = self.memory.bind(lo, twin.hi.clone())
-            bound.decision, bound.share, bound.site, bound.events = True, twin.share, site, twin.events
+            self.memory.decisions += 1
+            twin = self.memory.bind(lo, hi.clone() if hi.shape == lo.shape else lo.clone())
+            twin.decision, twin.share, twin.site, twin.events = True, flips / max(total, 1), site, frozenset(events)
 
     def used(self, call: OpCall) -> None:
         """An op consumed decisions that the twin takes otherwise; it is a sink where they select data."""
@@ -145,7 +145,7 @@ class Sinks:
             return
         site = self.log.site(call.module, call.info.name, call.phase, call.place)
         for p in call.decisions:
-            if p.lo.numel() == 1 and bool((p.lo != p.hi).any()):
+            if p.lo.numel() == 1 and bool((p.lo != p.hi).any()) and _strong({self.log.events[e].kind for e in p.twin.events}):
                 evidence: Evidence = {"share": 1.0, "flips": 1, "elements": 1, "python": True, "value": float(value)}
                 self.log.sink(
                     SinkKind.DECISION, "a Python condition", site, p.twin.events, Verdict.BROKEN, f"Python reads {value}, fp64 decides {p.hi.item()}", evidence
@@ -164,7 +164,7 @@ class Sinks:
                 self.log.sink(kind, name, site, twin.events, Verdict.RISKY if selects else Verdict.BROKEN, reason, evidence)
         elif share > self.limits.decision_share and _strong(kinds):
             self.log.sink(kind, name, site, twin.events, Verdict.BROKEN, reason, evidence)
-        elif share > self.limits.decision_share:
+        elif share > self.limits.decision_share and not selects:
             self.log.sink(kind, name, site, twin.events, Verdict.RISKY, reason, evidence)
 
 

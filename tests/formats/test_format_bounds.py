@@ -60,6 +60,11 @@ def test_growth_factors_by_hand() -> None:
     assert f.growth_factor(4096, Order.TRUNCATING) == 4096
 
 
+def test_one_block_longer_than_the_sum_is_a_running_sum() -> None:
+    assert f.summation_height(100, Order.BLOCKED, 1000) == f.summation_height(100, Order.SEQUENTIAL)
+    assert f.growth_factor(100, Order.BLOCKED, 1000) == 11
+
+
 @pytest.mark.parametrize("order", list(Order), ids=lambda order: order.value)
 def test_growth_starts_at_one_and_never_falls(order: f.SummationOrder) -> None:
     factors = [f.growth_factor(n, order, 16) for n in range(200)]
@@ -142,6 +147,7 @@ def test_ones_stall_at_2048_in_fp16_and_256_in_bf16() -> None:
 def test_sums_that_overflow_first_or_never_begin_have_no_ordinary_stagnation_point() -> None:
     assert f.stagnation_point(60.0, f.FP16) == math.inf
     assert f.stagnation_point(1e-8, f.FP16) == 0
+    assert f.stagnation_point(2**-25, f.FP16) == 0
     assert f.stagnation_point(2**-24, f.FP16) == 2**-13
     assert [f.stagnation_point(x, f.FP16) for x in (0.0, -0.0, math.inf, math.nan)] == [math.inf] * 4
 
