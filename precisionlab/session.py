@@ -21,9 +21,11 @@ from precisionlab.shadow.memory import ShadowMemory
 from precisionlab.shadow.mode import OpCall, ShadowMode
 from precisionlab.shadow.sites import Locator, ModuleStack, Place, short_path
 from precisionlab.thresholds import Thresholds
+from precisionlab.trackers.accumulators import Accumulators
 from precisionlab.trackers.events import EventRules, keeps_before
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.parameters import Parameters
+from precisionlab.trackers.protocol import Protocol
 from precisionlab.trackers.sinks import Sinks
 
 PRESETS = ("quick", "standard", "full")
@@ -60,6 +62,8 @@ class audit:
         self._locator = Locator(self._modules)
         self._sinks = Sinks(self._log, self.memory, self.thresholds)
         self._parameters = Parameters(self._log, self.memory, self.thresholds)
+        self._protocol = Protocol(self._log, self.memory, self._locator, self._parameters, self.thresholds)
+        self._accumulators = Accumulators(self._log, self.memory, self.thresholds)
         self._rules = EventRules(self._log, self.thresholds, local=self.preset != "quick", exhaustive=self.preset == "full")
         self._mode = ShadowMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         if kernels == "fast":
@@ -69,7 +73,6 @@ class audit:
         self._hooks: list[Any] = []
         self._steps: list[StepRecord] = [StepRecord(0)]
         self._optimizer_steps = 0
-        self._skipped = 0
         self._before: dict[int, Any] = {}
         self._outside: set[int] = set()
         self._notes: list[str] = []
@@ -99,6 +102,7 @@ class audit:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._hooks = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
+        self._protocol.install()
         self._mode.__enter__()
         return self
 
@@ -114,6 +118,7 @@ class audit:
         _running = None
         self._active = False
         self._mode.__exit__(None, None, None)
+        self._protocol.remove()
         self._modules.remove()
         for hook in self._hooks:
             hook.remove()
@@ -182,6 +187,9 @@ class audit:
             self._steps[-1].ops += 1
             for pair in call.outputs:
                 pair.twin.site = record.site
+            self._protocol.op(call)
+            if call.info.in_place and not call.backward and not self._locator.in_optimizer:
+                self._accumulators.op(call)
 
     def decision(self, call: OpCall, lo: torch.Tensor, hi: torch.Tensor) -> None:
         """See ``shadow.mode.Observer``."""
@@ -210,6 +218,8 @@ class audit:
         params = self._params_of(optimizer)
         self._optimizer_params.update(id(p) for _, p in params)
         with torch.no_grad(), torch._C._DisableTorchDispatch():
+            self._parameters.learn(params)
+            self._protocol.before_step(optimizer, params)
             self._parameters.gradients(params)
             before = self._parameters.before_step(params)
             old_hi: dict[int, torch.Tensor] = {}
@@ -283,7 +293,8 @@ class audit:
             notes=list(self._notes),
             error=self._error,
             optimizer_steps=self._optimizer_steps,
-            skipped_steps=self._skipped,
+            skipped_steps=self._protocol.skipped,
+            scaler={"timeline": self._protocol.timeline} if self._protocol.timeline else None,
         )
 
 

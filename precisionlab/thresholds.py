@@ -45,6 +45,8 @@ class Thresholds:
     update_steps: float = _limit(3.0, "Steps in a row that must lose their update before it is a finding.")
     accumulator_error: float = _limit(0.25, "Error of a long-lived value over its true displacement. Quiet 0.008 %, faulty 100 %.")
     accumulator_writes: float = _limit(8.0, "In-place writes after which a long-lived value is judged, and again at every doubling.")
+    schedule_share: float = _limit(0.10, "Share of the base learning rate that a schedule may move on iterations without a step. Quiet 6e-7, faulty 45 %.")
+    master_mismatch: float = _limit(8.0, "Change of a parameter by its master copy over the step taken plus rounding. Quiet 1, faulty 822.")
     decision_share: float = _limit(0.05, "Share of decisions that differ from the twin's. Quiet 0.4 %, faulty 62 %.")
     tie_share: float = _limit(0.005, "Share of selections decided by a tie that only the low precision has. Quiet 0, faulty 1.4 %.")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import sys
 import traceback
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -20,15 +19,18 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help boxes triple the time of --help
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: precisionlab audit model.py --dtype fp16",
 )
-app.command(epilog=audit.EPILOG)(audit.audit)
-app.command(epilog=explain.EPILOG)(explain.explain)
+app.command(epilog=audit.EPILOG, short_help="Say what breaks in fp16 or bf16, where, why, and what to change.")(audit.audit)
+app.command(epilog=explain.EPILOG, short_help="Say what a finding code means and how to repair it.")(explain.explain)
 
 
 def version_text() -> str:
     """Versions of the tool, of torch (without importing it) and of Python."""
+    from importlib import metadata
+
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -38,7 +38,7 @@ class _Scores:
     """Heads of the key as given; fewer than those of the query in grouped-query attention."""
 
 
-def _scores(given: dict[str, Any]) -> _Scores:
+def _scores(given: Any) -> _Scores:
     q, k, v = given["query"], given["key"], given["value"]
     heads = k.shape[-3] if k.dim() > 2 else 1
     if q.dim() > 2 and q.shape[-3] != heads:
@@ -61,7 +61,7 @@ def _probabilities(scores: Tensor) -> Tensor:
     return torch.nan_to_num(torch.softmax(scores, -1), nan=0.0)
 
 
-def _refuse_dropout(given: dict[str, Any]) -> None:
+def _refuse_dropout(given: Any) -> None:
     if given.get("dropout_p"):
         raise NotImplementedError("the dropout mask lives inside the kernel")
 
@@ -72,10 +72,10 @@ def _has_fp64_kernel(func: Any) -> bool:
 
 def _longest(func: Any, args: Any, kwargs: Any, y: Any) -> int:
     given = named(func, args, kwargs)
-    return max(1, given["query"].shape[-1], given["query"].shape[-2] if _grad(given) is not None else 1, given["key"].shape[-2])
+    return int(max(1, given["query"].shape[-1], given["query"].shape[-2] if _grad(given) is not None else 1, given["key"].shape[-2]))
 
 
-def _grad(given: dict[str, Any]) -> Tensor | None:
+def _grad(given: Any) -> Any:
     return given.get("grad_out", given.get("grad_out_"))
 
 
@@ -142,7 +142,7 @@ def _per_key_head(grad: Tensor, s: _Scores) -> Tensor:
     """Sum over the query heads that share a key head."""
     if grad.dim() < 3 or grad.shape[-3] == s.heads:
         return grad
-    return grad.unflatten(-3, (s.heads, grad.shape[-3] // s.heads)).sum(-3)
+    return grad.reshape(*grad.shape[:-3], s.heads, -1, *grad.shape[-2:]).sum(-3)
 
 
 def _gradients(s: _Scores, p: Tensor, ds: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:

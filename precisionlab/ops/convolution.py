@@ -33,13 +33,11 @@ def _generic(func: Any, args: Any, kwargs: Any) -> Any:
     """A backend's convolution as ``aten.convolution``, whose fp64 kernel exists everywhere."""
     g = named(func, args, kwargs)
     name = func._schema.name
-    if "convolution" not in name or name.endswith(("convolution", "_convolution_mode")) and "dnn" not in name and "miopen" not in name:
+    if not any(backend in name for backend in ("cudnn", "miopen", "mkldnn", "overrideable")):
         return func(*args, **kwargs)
-    pad_out = g.get("output_padding") or [0] * len(g["stride"])
-    transposed = "transpose" in name
-    return torch.convolution(
-        g["self"], g["weight"], g.get("bias"), g["stride"], g["padding"], g["dilation"], transposed, pad_out, g["groups"]
-    )
+    x, pad_out = g.get("self", g.get("input")), g.get("output_padding") or [0] * len(g["stride"])
+    transposed = g.get("transposed", "transpose" in name)
+    return torch.convolution(x, g["weight"], g.get("bias"), g["stride"], g["padding"], g["dilation"], transposed, pad_out, g["groups"])
 
 
 @op_rule(*optional_ops(aten, *_FORWARD, *_BACKEND, *_SLOW, *_COMPOSITE, *_TRANSPOSED, *_TRANSPOSED_SLOW), family=Family.CONVOLUTION)
@@ -85,7 +83,7 @@ class ConvolutionBackward:
         rows = positions.shape[0] * math.prod(positions.shape[2:])
         bias_rows = grad.shape[0] * math.prod(grad.shape[2:])
         mask = list(given.get("output_mask") or (True, True, True))
-        return max(1, *(n for n, wanted in zip((inputs, rows, bias_rows), mask, strict=False) if wanted), 1)
+        return int(max(1, *(n for n, wanted in zip((inputs, rows, bias_rows), mask, strict=False) if wanted), 1))
 
 
 @op_rule(*optional_ops(aten, "conv_tbc"), family=Family.CONVOLUTION)
@@ -99,7 +97,7 @@ class TimeBatchChannelConvolution:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         weight = named(func, args, kwargs)["weight"]
-        return max(1, weight.shape[0] * weight.shape[1])
+        return int(max(1, weight.shape[0] * weight.shape[1]))
 
 
 @op_rule(*optional_ops(aten, "conv_tbc_backward"), family=Family.CONVOLUTION)
@@ -114,4 +112,4 @@ class TimeBatchChannelConvolutionBackward:
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
         grad, weight = given["self"], given["weight"]
-        return max(1, grad.shape[0] * grad.shape[1], weight.shape[0] * weight.shape[2])
+        return int(max(1, grad.shape[0] * grad.shape[1], weight.shape[0] * weight.shape[2]))

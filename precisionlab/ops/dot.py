@@ -46,7 +46,7 @@ class MatrixProduct:
         given = named(func, args, kwargs)
         left = given.get("mat1", given.get("batch1", given.get("mat", given["self"])))
         left = left[0] if isinstance(left, (list, tuple)) else left
-        return max(1, left.shape[-1])
+        return int(max(1, left.shape[-1]))
 
 
 @op_rule(*optional_ops(aten, "addbmm"), family=Family.DOT)
@@ -60,7 +60,7 @@ class SummedBatchProduct:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         batch1 = named(func, args, kwargs)["batch1"]
-        return max(1, batch1.shape[0] * batch1.shape[2])
+        return int(max(1, batch1.shape[0] * batch1.shape[2]))
 
 
 @op_rule(*optional_ops(aten, "addr"), family=Family.DOT)
@@ -105,7 +105,7 @@ class ProductWithActivation:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["mat1"].shape[-1])
+        return int(max(1, named(func, args, kwargs)["mat1"].shape[-1]))
 
 
 @op_rule(*optional_ops(aten, "linear", "matmul", "linalg_matmul", "inner", "linalg_vecdot", "mkldnn_linear"), family=Family.DOT)

@@ -131,7 +131,7 @@ for _packet in (aten.scatter, aten.scatter_):
 # Bags, segments and counts.
 
 
-def _bag_lengths(given: dict[str, Any]) -> int:
+def _bag_lengths(given: Any) -> int:
     offsets, total = given["offsets"], given["indices"].shape[0]
     ends = torch.cat([offsets, torch.tensor([total], device=offsets.device, dtype=offsets.dtype)])
     return max(1, int(ends.diff().max())) if offsets.numel() else 1
@@ -177,7 +177,7 @@ class EmbeddingBagWeightsBackward:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["weight"].shape[1])
+        return int(max(1, named(func, args, kwargs)["weight"].shape[1]))
 
 
 @op_rule(*optional_ops(aten, "segment_reduce"), family=Family.INDEXING)
@@ -246,16 +246,16 @@ class OverlappingSum:
     length = staticmethod(_hits)
 
 
-def _ratio(given: dict[str, Any], y: Any) -> int:
+def _ratio(given: Any, y: Any) -> int:
     """Elements read for one result."""
     x = given.get("self", given.get("grad_output"))
-    return max(1, math.ceil(x.numel() / max(1, y.numel())))
+    return int(max(1, math.ceil(x.numel() / max(1, y.numel()))))
 
 
 def _volume(size: Any, dims: int) -> int:
     """Elements of a window given as one side or as all."""
     sizes = list(size) if isinstance(size, (list, tuple)) else [size]
-    return max(1, math.prod(sizes if len(sizes) == dims else sizes * dims))
+    return int(max(1, math.prod(sizes if len(sizes) == dims else sizes * dims)))
 
 
 @op_rule(
@@ -306,7 +306,7 @@ _CUBIC = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_a
 _INTERPOLATIONS = (*_LINEAR, *_CUBIC, *(f"{name}_backward" for name in (*_LINEAR, *_CUBIC)))
 
 
-def _interpolated(given: dict[str, Any]) -> Tensor:
+def _interpolated(given: Any) -> Any:
     return given.get("self", given.get("input", given.get("grad_output")))
 
 
@@ -329,13 +329,13 @@ class Interpolation:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(16, math.ceil(_interpolated(named(func, args, kwargs)).numel() / max(1, y.numel())))
+        return int(max(16, math.ceil(_interpolated(named(func, args, kwargs)).numel() / max(1, y.numel()))))
 
     @staticmethod
     def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
         if "backward" in func._schema.name:
             return 0.0
-        largest = (None, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[args[0].dim() - 2](args[0].abs(), 5, 1, 2)
+        largest = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[args[0].dim() - 3](args[0].abs(), 5, 1, 2)
         return 2 * u * (func(largest, *args[1:], **kwargs).abs() + y.abs())
 
 
@@ -376,33 +376,7 @@ class GridSampleBackward:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
-        return max(16, math.ceil(given["grad_output"].numel() / max(1, given["input"].numel())))
-
-
-@op_rule(*optional_ops(aten, "affine_grid_generator", "affine_grid_generator_backward"), family=Family.INDEXING)
-class AffineGrid:
-    """A product with base coordinates in [-1, 1]: S = |y| + sum of |theta| a row, n = 4; backward, S = sum |grad|, n = positions.
-
-    R = u S: the base coordinates are made in the operand's dtype. Source: Higham 2002, section 3.1.
-    """
-
-    @staticmethod
-    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
-        given = named(func, args, kwargs)
-        if "theta" in given:
-            rows = given["theta"].abs().sum(-1)
-            return y.abs() + rows.reshape(rows.shape[0], *[1] * (y.dim() - 2), -1)
-        grad = given["grad"].abs().flatten(1, -2).sum(1)
-        return grad.unsqueeze(-1).expand(y.shape)
-
-    @staticmethod
-    def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        given = named(func, args, kwargs)
-        return 4 if "theta" in given else max(1, math.prod(given["grad"].shape[1:-1]))
-
-    @staticmethod
-    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
-        return u * AffineGrid.condition(func, args, kwargs, y)
+        return int(max(16, math.ceil(given["grad_output"].numel() / max(1, given["input"].numel()))))
 
 
 @op_rule(

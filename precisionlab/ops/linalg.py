@@ -1,4 +1,4 @@
-"""Distances, Fourier transforms and dense linear algebra."""
+"""Distances, affine grids, Fourier transforms and dense linear algebra."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _order(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-    return max(1, args[0].shape[-1])
+    return int(max(1, args[0].shape[-1]))
 
 
 @op_rule(*optional_ops(aten, "_cdist_forward", "cdist", "_euclidean_dist", "_pdist_forward"), family=Family.LINALG)
@@ -43,7 +43,7 @@ class PairwiseDistance:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
-        return max(1, given.get("x1", given.get("self")).shape[-1])
+        return int(max(1, given.get("x1", given.get("self")).shape[-1]))
 
 
 @op_rule(*optional_ops(aten, "_cdist_backward"), family=Family.LINALG)
@@ -63,7 +63,7 @@ class PairwiseDistanceBackward:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["x2"].shape[-2])
+        return int(max(1, named(func, args, kwargs)["x2"].shape[-2]))
 
 
 @op_rule(*optional_ops(aten, "_pdist_backward"), family=Family.LINALG)
@@ -76,18 +76,21 @@ class SelfDistanceBackward:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["self"].shape[0])
+        return int(max(1, named(func, args, kwargs)["self"].shape[0]))
 
 
 @op_rule(*optional_ops(aten, "linalg_cross", "cross"), family=Family.LINALG)
 class CrossProduct:
-    """Differences of two products: S = |a_i b_j| + |a_j b_i|, n = 2; R = u S, each product being stored. Source: Higham 2002, section 3.1."""
+    """Differences of two products: S = |a_i b_j| + |a_j b_i|, n = 2; R = u S, each product being stored.
+
+    Source: Higham 2002, section 3.1.
+    """
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
         given = named(func, args, kwargs)
         dim = -1 if given["dim"] is None else given["dim"]
-        a, b = torch.broadcast_tensors(given["self"].abs(), given["other"].abs())
+        a, b = torch.broadcast_tensors(given["self"].abs(), given["other"].abs())  # type: ignore[no-untyped-call]
         return a.roll(-1, dim) * b.roll(-2, dim) + a.roll(-2, dim) * b.roll(-1, dim)
 
     @staticmethod
@@ -97,6 +100,32 @@ class CrossProduct:
     @staticmethod
     def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
         return u * CrossProduct.condition(func, args, kwargs, y)
+
+
+@op_rule(*optional_ops(aten, "affine_grid_generator", "affine_grid_generator_backward"), family=Family.LINALG)
+class AffineGrid:
+    """A product with base coordinates in [-1, 1]: S = |y| + sum of |theta| a row, n = 4; backward, S = sum |grad|, n = positions.
+
+    R = u S: the base coordinates are made in the operand's dtype. Source: Higham 2002, section 3.1.
+    """
+
+    @staticmethod
+    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
+        given = named(func, args, kwargs)
+        if "theta" in given:
+            rows = given["theta"].abs().sum(-1)
+            return y.abs() + rows.reshape(rows.shape[0], *[1] * (y.dim() - 2), -1)
+        grad = given["grad"].abs().flatten(1, -2).sum(1)
+        return grad.unsqueeze(-1).expand(y.shape)
+
+    @staticmethod
+    def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
+        given = named(func, args, kwargs)
+        return 4 if "theta" in given else max(1, math.prod(given["grad"].shape[1:-1]))
+
+    @staticmethod
+    def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
+        return u * AffineGrid.condition(func, args, kwargs, y)
 
 
 @op_rule(*optional_ops(aten, "_fft_r2c", "_fft_c2c", "_fft_c2r"), family=Family.LINALG)
@@ -116,12 +145,13 @@ class FourierTransform:
         return max(1, math.ceil(math.log2(max(2, _block(named(func, args, kwargs), y)))))
 
 
-def _block(given: dict[str, Any], y: Tensor) -> int:
+def _block(given: Any, y: Tensor) -> int:
     return math.prod(max(given["self"].shape[d], y.shape[d]) for d in given["dim"])
 
 
 def _inverse(a: Tensor) -> Tensor:
-    return torch.linalg.inv_ex(a)[0]
+    inverse: Tensor = torch.linalg.inv_ex(a)[0]
+    return inverse
 
 
 @op_rule(*optional_ops(aten, "_linalg_solve_ex", "linalg_solve_ex", "linalg_solve"), family=Family.LINALG)
@@ -192,7 +222,7 @@ class TriangularSolve:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
-        return max(1, (given["self"] if "B" in given else given["A"]).shape[-1])
+        return int(max(1, (given["self"] if "B" in given else given["A"]).shape[-1]))
 
 
 @op_rule(*optional_ops(aten, "_linalg_eigh", "_linalg_svd"), family=Family.LINALG)

@@ -62,7 +62,10 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
-    """The local error of one op instance; the numbers are the worst of the judged ``outputs`` (of all, if none is), the counts their sums."""
+    """The local error of one op instance.
+
+    The numbers are the worst of the judged ``outputs`` (of all, if none is judged), the counts their sums.
+    """
 
     rho_max: float | None
     rho_p99: float | None
@@ -146,8 +149,8 @@ def default_rms_eps(dtype: torch.dtype) -> float:
     return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
 
 
-def named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of one call by their schema names, defaults filled in."""
+def named(func: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of one call: a dict from schema name to value, defaults filled in."""
     bound: dict[str, Any] = {}
     for position, argument in enumerate(func._schema.arguments):
         if position < len(args):
@@ -180,7 +183,7 @@ def is_random(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether running this call draws random numbers. An attention kernel with ``dropout_p=0`` does not."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    return named(func, args, kwargs).get("dropout_p") != 0.0
+    return bool(named(func, args, kwargs).get("dropout_p") != 0.0)
 
 
 # Work and sampling.
@@ -203,7 +206,7 @@ def work(func: Any, args: Any, kwargs: Any, out: Any, rule: OpRule | None = None
         given = named(func, args, kwargs)
         q, k = given["query"], given["key"]
         passes = 5 if "grad_out" in given else 2
-        return passes * q.numel() * k.shape[-2]
+        return int(passes * q.numel() * k.shape[-2])
     produced = max((t.numel() for t in flat(out) if isinstance(t, Tensor)), default=0)
     length = rule.length(func, args, kwargs, out) if rule.length else 1
     return max(touched, produced * length)
@@ -254,8 +257,8 @@ def half_ulp(y: Tensor, dtype: torch.dtype) -> Tensor:
     """Half the spacing of ``dtype`` at ``|y|`` (fp64 in and out), half its smallest subnormal at and near zero."""
     info = torch.finfo(dtype)
     digits = 1 - round(math.log2(info.eps))
-    exponent = torch.frexp(y)[1].clamp(min=round(math.log2(info.smallest_normal)) + 1)
-    return torch.ldexp(torch.ones((), dtype=torch.float64, device=y.device), exponent - (digits + 1))
+    power = torch.nan_to_num(y / torch.frexp(y)[0], nan=0.0)  # 2^exponent exactly; the exponent itself is 0 for 0
+    return power.clamp(min=2.0 * info.smallest_normal) * 2.0 ** -(digits + 1)
 
 
 def judge_output(out: Tensor, y: Tensor, scale: Tensor | None, inner: Tensor | float, length: int) -> OutputError:
@@ -279,7 +282,7 @@ def judge_output(out: Tensor, y: Tensor, scale: Tensor | None, inner: Tensor | f
     if scale is not None:
         bound = half_ulp(size, out.dtype) + noise * terms + inner
         ignored = error < MATERIAL * u * math.sqrt(energy / max(1, int(both.sum())))
-        rho = torch.where(ignored, 0.0, error / bound).reshape(-1)
+        rho = torch.where(ignored | (error == 0), 0.0, error / bound).reshape(-1)
         rho_max = float(rho.max())
         rho_p99 = float(rho.kthvalue(max(1, math.ceil(0.99 * rho.numel())))[0])
     flushed = (wide == 0) & (size != 0)

@@ -23,10 +23,11 @@ def _reduced(terms: Tensor, reduction: int) -> Tensor:
     return terms if reduction == _NONE else terms.mean() if reduction == _MEAN else terms.sum()
 
 
-def _terms(func: Any, given: dict[str, Any]) -> Tensor:
+def _terms(func: Any, given: Any) -> Tensor:
     """The loss before its reduction."""
     overload = func.overloadpacket.default
-    return overload(**{a.name: given[a.name] for a in overload._schema.arguments} | {"reduction": _NONE})
+    terms: Tensor = overload(**{a.name: given[a.name] for a in overload._schema.arguments} | {"reduction": _NONE})
+    return terms
 
 
 def _count(func: Any, args: Any, kwargs: Any, y: Any) -> int:
@@ -172,7 +173,7 @@ class CrossEntropy:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["self"].numel())
+        return int(max(1, named(func, args, kwargs)["self"].numel()))
 
     @staticmethod
     def internal(func: Any, args: Any, kwargs: Any, y: Any, u: float) -> Any:
@@ -199,7 +200,7 @@ class MultiMarginLoss:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["self"].numel())
+        return int(max(1, named(func, args, kwargs)["self"].numel()))
 
 
 @op_rule(*optional_ops(aten, "multilabel_margin_loss_forward", "multilabel_margin_loss"), family=Family.LOSS)
@@ -215,7 +216,7 @@ class MultilabelMarginLoss:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["self"].numel())
+        return int(max(1, named(func, args, kwargs)["self"].numel()))
 
 
 _POINTWISE = (
@@ -281,7 +282,7 @@ class ConnectionistLoss:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["log_probs"].shape[0])
+        return int(max(1, named(func, args, kwargs)["log_probs"].shape[0]))
 
 
 @op_rule(*optional_ops(aten, "_ctc_loss_backward"), family=Family.LOSS)
@@ -299,4 +300,4 @@ class ConnectionistLossGradient:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, named(func, args, kwargs)["log_probs"].shape[0])
+        return int(max(1, named(func, args, kwargs)["log_probs"].shape[0]))

@@ -47,7 +47,7 @@ def _trailing(x: Tensor, shape: Any) -> list[int]:
 
 
 def _rows(x: Tensor, shape: Any) -> int:
-    return max(1, x.numel() // max(1, math.prod(shape)))
+    return int(max(1, x.numel() // max(1, math.prod(shape))))
 
 
 @op_rule(*optional_ops(aten, "native_layer_norm", "layer_norm"), family=Family.NORMALISATION)
@@ -68,7 +68,7 @@ class LayerNorm:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, math.prod(named(func, args, kwargs)["normalized_shape"]))
+        return int(max(1, math.prod(named(func, args, kwargs)["normalized_shape"])))
 
 
 @op_rule(*optional_ops(aten, "native_layer_norm_backward"), family=Family.NORMALISATION)
@@ -91,7 +91,7 @@ class LayerNormBackward:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
-        return max(1, math.prod(given["normalized_shape"]), _rows(given["input"], given["normalized_shape"]))
+        return int(max(1, math.prod(given["normalized_shape"]), _rows(given["input"], given["normalized_shape"])))
 
 
 @op_rule(*optional_ops(aten, "_fused_rms_norm", "rms_norm"), family=Family.NORMALISATION)
@@ -100,7 +100,7 @@ class RmsNorm:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, math.prod(named(func, args, kwargs)["normalized_shape"]))
+        return int(max(1, math.prod(named(func, args, kwargs)["normalized_shape"])))
 
 
 @op_rule(*optional_ops(aten, "_fused_rms_norm_backward"), family=Family.NORMALISATION)
@@ -134,7 +134,7 @@ class RmsNormBackward:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
-        return max(1, math.prod(given["normalized_shape"]), _rows(given["input"], given["normalized_shape"]))
+        return int(max(1, math.prod(given["normalized_shape"]), _rows(given["input"], given["normalized_shape"])))
 
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
@@ -168,7 +168,7 @@ class GroupNorm:
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
         x, groups = given["input"], given.get("group", given.get("num_groups"))
-        return max(1, x.numel() // max(1, x.shape[0] * groups))
+        return int(max(1, x.numel() // max(1, x.shape[0] * groups)))
 
 
 @op_rule(*optional_ops(aten, "native_group_norm_backward"), family=Family.NORMALISATION)
@@ -191,7 +191,7 @@ class GroupNormBackward:
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
         n, c, positions = given["N"], given["C"], given["HxW"]
-        return max(1, c // given["group"] * positions, n * positions)
+        return int(max(1, c // given["group"] * positions, n * positions))
 
 
 def _over_channels(x: Tensor) -> tuple[list[int], list[int], int]:
@@ -259,12 +259,12 @@ class InstanceNorm:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, math.prod(named(func, args, kwargs)["input"].shape[2:]))
+        return int(max(1, math.prod(named(func, args, kwargs)["input"].shape[2:])))
 
 
 @op_rule(*optional_ops(aten, "native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward"), family=Family.NORMALISATION)
 class BatchNormBackward:
-    """S as for layer norm's backward over a channel, with saved statistics in training and running ones (|g w| rstd) else. Source: module."""
+    """S as for layer norm's backward over a channel, with the saved statistics in training, else |g w| rstd. Source: module."""
 
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:

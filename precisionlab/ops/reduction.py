@@ -131,7 +131,7 @@ class Trace:
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, *(min(args[0].shape),))
+        return int(max(1, *(min(args[0].shape),)))
 
 
 @op_rule(*optional_ops(aten, "dist"), family=Family.REDUCTION)
@@ -144,12 +144,12 @@ class Distance:
     @staticmethod
     def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
         given = named(func, args, kwargs)
-        a, b = torch.broadcast_tensors(given["self"].abs(), given["other"].abs())
+        a, b = torch.broadcast_tensors(given["self"].abs(), given["other"].abs())  # type: ignore[no-untyped-call]
         return torch.linalg.vector_norm((a + b).reshape(-1), given["p"])
 
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
-        return max(1, args[0].numel())
+        return int(max(1, args[0].numel()))
 
 
 @op_rule(*optional_ops(aten, "renorm"), family=Family.REDUCTION)
@@ -166,4 +166,4 @@ class Renorm:
     @staticmethod
     def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
         given = named(func, args, kwargs)
-        return max(1, given["self"].numel() // max(1, given["self"].shape[given["dim"]]))
+        return int(max(1, given["self"].numel() // max(1, given["self"].shape[given["dim"]])))

@@ -13,8 +13,9 @@ from precisionlab.ops.registry import Family, op_rule, optional_ops
 aten = torch.ops.aten
 
 
-def _x(given: dict[str, Any]) -> Tensor:
-    return given["self"]
+def _x(given: Any) -> Tensor:
+    x: Tensor = given["self"]
+    return x
 
 
 def _same_dtype(func: Any, args: Any, kwargs: Any) -> Any:
@@ -26,7 +27,7 @@ def _same_dtype(func: Any, args: Any, kwargs: Any) -> Any:
 def _steps(func: Any, args: Any, kwargs: Any, y: Any) -> int:
     given = named(func, args, kwargs)
     x = given.get("self", given.get("output"))
-    return max(1, x.shape[given["dim"]]) if x.dim() and given.get("dim") is not None else max(1, x.numel())
+    return int(max(1, x.shape[given["dim"]]) if x.dim() and given.get("dim") is not None else max(1, x.numel()))
 
 
 def _distance_from_max(x: Tensor, dim: int | None) -> Tensor:

@@ -52,7 +52,7 @@ class Twin:
 
     __slots__ = (
         "hi", "dtype", "cow", "version", "writes", "events", "u", "nonfinite", "drift", "lo_rms", "ref", "nbytes", "narrow", "pending",
-        "site", "decision", "share", "tags", "error_rms", "birth", "__weakref__",
+        "site", "decision", "share", "tags", "error_rms", "birth", "power", "marks", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, hi: torch.Tensor, dtype: torch.dtype, version: int) -> None:
@@ -83,6 +83,10 @@ class Twin:
         """For decisions: the share of elements that the twin decides otherwise."""
         self.tags: frozenset[str] = frozenset()
         self.birth = 0
+        self.power = 0.0
+        """Power of the loss scale that the values carry (``trackers.units``)."""
+        self.marks: dict[str, Any] | None = None
+        """What trackers note of a tensor that only few tensors have."""
 
 
 class ShadowMemory:

@@ -48,7 +48,7 @@ def parse_target(text: str) -> Target:
         raise SubjectError(
             f"{text!r} has no name after the colon" if not name else f"{name!r} in {text!r} is not a name", hint="model.py:name"
         )
-    if place.endswith(".py") or os.sep in place or Path(place).exists():
+    if place and (place.endswith(".py") or os.sep in place or Path(place).exists()):
         return Target(text, Path(place), SUBJECT_MODULE, name)
     if _DOTTED.fullmatch(place):
         return Target(text, None, place, name)

@@ -27,7 +27,7 @@ class _History:
     """Running sums of one parameter."""
 
     __slots__ = (
-        "dot", "hi_sq", "record", "update_dot", "update_hi_sq", "run", "events", "nonfinite", "steps", "last_share", "last_events", "lost_event", "judged",
+        "dot", "hi_sq", "record", "update_dot", "update_hi_sq", "run", "events", "nonfinite", "steps", "last_share", "last_events", "lost_event", "judged", "gradient_intact",
     )  # fmt: skip
 
     def __init__(self, record: ParameterRecord) -> None:
@@ -41,6 +41,8 @@ class _History:
         self.last_share = 0.0
         self.lost_event = False
         self.judged = False
+        self.gradient_intact = True
+        """Whether the gradient of the running step agrees with its twin: a lost gradient is no swamped update."""
 
 
 class Parameters:
@@ -70,6 +72,17 @@ class Parameters:
         known = self._names.get(id(p))
         return known[1] if known is not None and known[0]() is p else fallback
 
+    def names(self) -> list[tuple[Any, str]]:
+        """Weak references of all parameters known by name, with the names."""
+        return list(self._names.values())
+
+    def learn(self, params: list[tuple[str, Tensor]]) -> None:
+        """Remember parameters that only an optimizer told of."""
+        for name, p in params:
+            known = self._names.get(id(p))
+            if known is None or known[0]() is not p:
+                self._names[id(p)] = (weakref.ref(p), name)
+
     # -- gradients ----------------------------------------------------------------------------------------------------------------
 
     def gradients(self, params: list[tuple[str, Tensor]], *, total_floor: bool = True) -> None:
@@ -98,6 +111,7 @@ class Parameters:
             record.flushed_share = stats.flushed / stats.elements if stats.elements else 0.0
             record.flushed_energy_share = stats.flushed_sq / stats.hi_sq if stats.hi_sq > 0 else 0.0
             record.subnormal_share = stats.subnormal / stats.elements if stats.elements else 0.0
+            history.gradient_intact = not stats.introduced and stats.dot >= self.limits.gradient_efficiency * stats.hi_sq
             if stats.introduced:
                 history.nonfinite += stats.introduced
                 history.events |= twin.events
@@ -172,7 +186,7 @@ class Parameters:
             record.update_efficiency = history.update_dot / history.update_hi_sq
             record.swamped_share = moved.stalled / moved.moved if moved.moved else 0.0
             step_efficiency = moved.dot / moved.hi_sq
-            if step_efficiency < self.limits.update_efficiency and UNIT_ROUNDOFF[p.dtype] >= 2.0**-11:
+            if step_efficiency < self.limits.update_efficiency and history.gradient_intact and UNIT_ROUNDOFF[p.dtype] >= 2.0**-11:
                 history.run += 1
                 self._swamped(name, p, twin, history, moved, step_efficiency, optimizer)
             else:

@@ -249,13 +249,13 @@ def attention_back(d: torch.dtype, length: int, causal: bool) -> list[Any]:
 
 
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
-for length in (9, 200, 700):
+for length in (9, 70, 300):
     case(f"flash {length}", FLASH, lambda d, s=length: heads(d, s, s))
     case(f"flash causal {length}", FLASH, lambda d, s=length: (*heads(d, s, s), 0.0, True))
     case(
         f"flash backward {length}",
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        lambda d, s=length: attention_back(d, s, s == 200),
+        lambda d, s=length: attention_back(d, s, s == 70),
     )
 case("flash mask", FLASH, lambda d: (heads(d, 20, 30), {"attn_mask": n(20, 30, dtype=d)}))
 case(
@@ -279,7 +279,8 @@ for reduction in (0, 1, 2):
         lambda d, r=r: (n(40, 30, dtype=d, scale=3.0), pos(40, 30, dtype=d), None, None, r),
     )
     case(f"kl_div {r}", aten.kl_div.default, lambda d, r=r: (n(40, 30).log_softmax(1).to(d), n(40, 30).softmax(1).to(d), r))
-    case(f"nll {r}", aten.nll_loss_forward.default, lambda d, r=r: (n(40, 30).log_softmax(1).to(d), idx(30, 40), None, r, -100))
+    if r < 2:  # summed, it takes a lucky seed for the partial sums to show; nll2d below has enough terms
+        case(f"nll {r}", aten.nll_loss_forward.default, lambda d, r=r: (n(40, 30).log_softmax(1).to(d), idx(30, 40), None, r, -100))
     case(
         f"nll weighted {r}",
         aten.nll_loss_forward.default,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from precisionlab.records import Coverage, Kind, OpRecord, ParameterRecord, Phase, Plan, RunRecord, Site, StepRecord, Verdict
-from precisionlab.report.model import Column, Finding, OpVerdict, Report
+from precisionlab.report.model import Column, Finding, OpVerdict
 
 SETTINGS = {"subject": "gpt.py", "dtype": "fp16", "mode": "pure", "steps": 2, "seed": 0, "kernels": "fast", "optimizer": "AdamW"}
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from sample_reports import make_finding
 from report_gold import assert_gold
+from sample_reports import make_finding
 
 from precisionlab.report.fragment import MAX_BYTES, render_fragment
 from precisionlab.report.model import Report

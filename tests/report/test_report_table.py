@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from sample_reports import make_finding, make_op
 from report_gold import assert_gold
+from sample_reports import make_finding, make_op
 
 from precisionlab.records import Verdict
 from precisionlab.report.model import Report

@@ -1,0 +1,82 @@
+"""The loss scale as a unit that values carry: the power of S in every tensor.
+
+A scaled loss is S^1, its gradients are S^1, a gradient norm is S^1, a clip coefficient max_norm/norm is S^-1, unscaling multiplies by
+S^-1. Every op is an equation on these powers, and what an optimizer uses must be S^0: S^1 is a step on scaled gradients, S^-1 a
+gradient whose scale was divided out twice (clipped while scaled and unscaled after, or unscaled twice). All forms of the mistake, with
+GradScaler or by hand, are one inequality.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from precisionlab.ops.registry import Family
+from precisionlab.shadow.mode import OpCall, Pair
+
+Tensor = torch.Tensor
+
+_BILINEAR = frozenset((Family.DOT, Family.CONVOLUTION))
+_NONLINEAR = frozenset(
+    f"aten.{n}"
+    for n in ("exp", "log", "log2", "log10", "log1p", "expm1", "sigmoid", "tanh", "sin", "cos", "erf", "sign", "softmax", "_softmax", "_log_softmax", "argmax")
+)
+
+
+def stem(name: str) -> str:
+    """``aten._foreach_mul_`` -> ``mul``."""
+    return name.rpartition(".")[2].removeprefix("_foreach_").rstrip("_")
+
+
+def power_of(call: OpCall, pair: Pair, inputs: list[Pair], scale: float) -> float:
+    """The power of S in one result, from the powers of its operands. ``scale`` is the S by which Python numbers are recognised."""
+    powers = [p.twin.power for p in inputs]
+    name = stem(call.info.name)
+    first = powers[0] if powers else 0.0
+    second = powers[1] if len(powers) > 1 else 0.0
+    number = _number(call)
+    if name == "mul":
+        if len(powers) > 1:
+            return sum(powers)
+        return first + _as_power(number, scale)
+    if name == "div":
+        return first - second if len(powers) > 1 else first - _as_power(number, scale)
+    if name == "reciprocal":
+        return -first
+    if name == "pow":
+        return first * number if number is not None else first
+    if name == "square":
+        return 2 * first
+    if name in ("sqrt", "rsqrt"):
+        return first / 2 if name == "sqrt" else -first / 2
+    if name in ("clamp", "clamp_max", "clamp_min", "minimum", "maximum") and first and pair.lo.numel() == 1:
+        source = inputs[0].lo
+        same = source.numel() == 1 and (call.info.in_place or bool(pair.lo == source))
+        return first if same else 0.0
+    if name == "_amp_foreach_non_finite_check_and_unscale" or call.info.name.endswith("_amp_foreach_non_finite_check_and_unscale_"):
+        inverse = call.args[2]
+        return first - (0.0 if float(inverse) == 1.0 else 1.0)
+    if call.info.name in _NONLINEAR:
+        return 0.0
+    if call.info.family in _BILINEAR and "backward" not in name:
+        return sum(powers)
+    return max(powers, key=abs, default=0.0)
+
+
+def _number(call: OpCall) -> float | None:
+    other = call.args[1] if len(call.args) > 1 else None
+    if isinstance(other, (int, float)) and not isinstance(other, bool):
+        return float(other)
+    if isinstance(other, Tensor) and other.numel() == 1 and other.dtype is torch.float64 and other.device.type == "cpu":
+        return float(other)
+    return None
+
+
+def _as_power(number: float | None, scale: float) -> float:
+    """+1 for a Python number that is S, -1 for 1/S, 0 otherwise. Scales of 1 are no scale."""
+    if number is None or not scale > 1.5:
+        return 0.0
+    if abs(number / scale - 1.0) < 1e-6:
+        return 1.0
+    return -1.0 if abs(number * scale - 1.0) < 1e-6 else 0.0
