@@ -26,7 +26,7 @@ from precisionlab.trackers.events import EventRules, keeps_before
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.protocol import Protocol
-from precisionlab.trackers.sinks import Sinks
+from precisionlab.trackers.sinks import Sinks, live_tensors
 
 PRESETS = ("quick", "standard", "full")
 RESYNCS = ("step", "never")
@@ -62,7 +62,7 @@ class audit:
         self._locator = Locator(self._modules)
         self._sinks = Sinks(self._log, self.memory, self.thresholds)
         self._parameters = Parameters(self._log, self.memory, self.thresholds)
-        self._protocol = Protocol(self._log, self.memory, self._locator, self._parameters, self.thresholds)
+        self._protocol = Protocol(self._log, self.memory, self._locator, self._parameters, self._sinks, self.thresholds)
         self._accumulators = Accumulators(self._log, self.memory, self.thresholds)
         self._rules = EventRules(self._log, self.thresholds, local=self.preset != "quick", exhaustive=self.preset == "full")
         self._mode = ShadowMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
@@ -73,6 +73,7 @@ class audit:
         self._hooks: list[Any] = []
         self._steps: list[StepRecord] = [StepRecord(0)]
         self._optimizer_steps = 0
+        self._module_outputs = 0
         self._before: dict[int, Any] = {}
         self._outside: set[int] = set()
         self._notes: list[str] = []
@@ -209,6 +210,7 @@ class audit:
         if depth or torch._C._current_autograd_node() is not None:
             return
         self._parameters.learn_names(module)
+        self._module_outputs += 1
         _, _, place, _ = self._locator.locate()
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             self._sinks.output(path, output, self._log.site(path, "module output", Phase.FORWARD, place))
@@ -258,16 +260,13 @@ class audit:
 
     def _last_look(self) -> None:
         """Judge what is still alive: gradients nobody used, and values the program holds."""
-        import gc
-
-        leaves = [
-            o for o in gc.get_objects() if isinstance(o, torch.Tensor) and o.is_leaf and o.requires_grad and id(o) not in self._optimizer_params
-        ]
+        leaves = [t for t in live_tensors() if t.is_leaf and t.requires_grad and id(t) not in self._optimizer_params]
         pending = [(self._parameters.name_of(p, f"leaf tensor {tuple(p.shape)}"), p) for p in leaves if p.grad is not None]
         self._parameters.gradients(pending)
         self._parameters.judge_gradients()
         ignore = {id(p.grad) for p in leaves if p.grad is not None}
         self._sinks.at_exit(ignore)
+        self._sinks.finish()
 
     def _record(self) -> RunRecord:
         mode = self._mode
@@ -292,6 +291,8 @@ class audit:
             settings=dict(self._settings),
             notes=list(self._notes),
             error=self._error,
+            module_outputs=self._module_outputs,
+            backwards=self._protocol.backwards,
             optimizer_steps=self._optimizer_steps,
             skipped_steps=self._protocol.skipped,
             scaler={"timeline": self._protocol.timeline} if self._protocol.timeline else None,

@@ -91,17 +91,32 @@ def _weigh(sink: SinkRecord, root: EventRecord | None, record: RunRecord, limits
                 return Verdict.SAFE
         return verdict
     if root.kind is EventKind.GAIN and not nonfinite and sink.kind is not SinkKind.DECISION:
-        if sink.kind in _NO_GAIN:
+        plain_function = not record.module_outputs and not record.backwards
+        if sink.kind in _NO_GAIN and not (sink.kind is SinkKind.EXIT and plain_function):
             return Verdict.SAFE
-        if _number(sink.evidence.get("drift")) > 1.0 and _number(root.evidence.get("error_over_operands_u")) <= limits.output_drift_u:
+        if _is_structural_zero(sink, root, limits):
             return Verdict.SAFE
     stepped = record.optimizer_steps > 0 or record.skipped_steps > 0
+    if sink.evidence.get("python") and record.backwards:
+        # a check that guards the step: it does its work unless it never lets one through
+        return verdict if record.optimizer_steps == 0 and sink.evidence.get("share") == 1.0 else Verdict.SAFE
+    if sink.kind is SinkKind.ITEM and nonfinite and not sink.evidence.get("requires_grad") and not record.skipped_steps:
+        return verdict if root.site.phase not in (Phase.BACKWARD, Phase.CLIP) else Verdict.RISKY
     if stepped and sink.kind in (SinkKind.OUTPUT, SinkKind.LOSS, SinkKind.ITEM, SinkKind.EXIT) and root.kind is not EventKind.PROTOCOL:
         if sink.evidence.get("requires_grad") or sink.kind in (SinkKind.LOSS, SinkKind.ITEM):
             return Verdict.SAFE if nonfinite and record.skipped_steps else min(verdict, Verdict.RISKY, key=lambda v: v.severity)
     if stepped and sink.kind is SinkKind.GRADIENT and nonfinite and record.skipped_steps and record.optimizer_steps > record.skipped_steps:
         return Verdict.SAFE  # the scaler calibrates: the step was skipped, as it should be
     return verdict
+
+
+def _is_structural_zero(sink: SinkRecord, root: EventRecord, limits: Thresholds) -> bool:
+    """More noise than signal because the exact value is all but zero beside the operands (KL of equal distributions, a centred mean)."""
+    return (
+        _number(sink.evidence.get("drift")) > 1.0
+        and _number(root.evidence.get("error_over_operands_u")) <= limits.output_drift_u
+        and _number(root.evidence.get("result_over_operands_u")) < limits.structural_zero_u
+    )
 
 
 def _worst_per_kind(arrived: list[tuple[SinkRecord, Verdict]]) -> list[tuple[SinkRecord, Verdict]]:

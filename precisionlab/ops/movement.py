@@ -34,7 +34,7 @@ _register(
     "transpose_copy slice_copy select_copy squeeze_copy unsqueeze_copy split_copy split_with_sizes_copy unbind_copy detach_copy alias_copy t_copy "
     "narrow_copy channel_shuffle pixel_shuffle pixel_unshuffle im2col block_diag meshgrid atleast_1d atleast_2d atleast_3d upsample_nearest1d "
     "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
-    "_pin_memory swap real_copy view_as_real_copy view_as_complex_copy",
+    "_pin_memory swap real_copy view_as_real_copy view_as_complex_copy diagonal_copy complex _unsafe_masked_index _chunk_cat _foreach_copy",
     Family.COPY,
     How.RERUN,
 )
@@ -60,13 +60,13 @@ _register(
     "rand rand_like randn randn_like randint randint_like randperm normal normal_ normal_functional uniform uniform_ bernoulli bernoulli_ exponential "
     "exponential_ geometric geometric_ cauchy cauchy_ log_normal log_normal_ random random_ multinomial poisson binomial _standard_gamma "
     "_sample_dirichlet rrelu_with_noise rrelu_with_noise_ _fused_dropout fractional_max_pool2d fractional_max_pool3d native_dropout dropout "
-    "alpha_dropout feature_dropout feature_alpha_dropout rrelu _standard_gamma_grad _dirichlet_grad",
+    "alpha_dropout feature_dropout feature_alpha_dropout rrelu",
     Family.RANDOM,
     How.REAL,
     "drawn once: the twin takes the program's random numbers",
 )
 _register(
-    "sort topk kthvalue mode median nanmedian cummax cummin msort max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
+    "max min aminmax sort topk kthvalue mode median nanmedian cummax cummin msort max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d unique_dim _unique2 unique_consecutive",
     Family.SELECTION,
     How.SELECT,
@@ -74,11 +74,13 @@ _register(
 )
 _register(
     "eq ne lt le gt ge isnan isinf isfinite isposinf isneginf signbit argmax argmin argsort any all equal isclose allclose nonzero searchsorted "
-    "bucketize logical_and logical_or logical_xor logical_not is_nonzero count_nonzero",
+    "bucketize logical_and logical_or logical_xor logical_not is_nonzero count_nonzero bitwise_and bitwise_or bitwise_xor bitwise_not "
+    "bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ isin isreal nonzero_static hash_tensor",
     Family.COMPARISON,
     How.DECIDE,
     "the program's decision holds; the twin's own is compared with it",
 )
+_register("histc histogram native_dropout_backward _embedding_bag_backward _standard_gamma_grad _dirichlet_grad", Family.OTHER, How.RERUN)
 _register("_local_scalar_dense item", Family.SCALAR, How.READ, "a number read into Python follows the program")
 _register(
     "set_ resize_ resize_as_ _resize_output_ record_stream _assert_async _assert_tensor_metadata is_pinned sym_size sym_stride sym_numel "

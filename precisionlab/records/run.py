@@ -178,5 +178,8 @@ class RunRecord:
     """Things to tell the reader about the run itself (the subject raised in step 2; the input already holds NaN)."""
     error: str | None = None
     """The exception that ended the run, in one line; None when it ended by itself."""
+    module_outputs: int = 0
+    """Outermost module calls seen. Without any, and without a backward pass, what the program holds at its end is its output."""
+    backwards: int = 0
     optimizer_steps: int = 0
     skipped_steps: int = 0

@@ -47,46 +47,71 @@ UNIT_ROUNDOFF = {
 """u = 2^-p for a significand of p bits, the hidden one included (IEEE 754; OCP OFP8 for the 8-bit formats)."""
 
 
+class Shared:
+    """A buffer that serves several twins until one of them is written: how many hold it, and its bytes."""
+
+    __slots__ = ("holders", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.holders = 1
+        self.nbytes = nbytes
+
+
+class _Watch(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage that knows its key and its memory, so that one callback serves all."""
+
+    __slots__ = ("key", "memory")
+    key: int
+    memory: weakref.ref[ShadowMemory]
+
+
+def _freed(watch: _Watch) -> None:
+    memory = watch.memory()
+    if memory is not None:
+        memory._drop(watch.key)
+
+
 class Twin:
     """The fp64 side of one storage, and what is known of how it differs from the real one."""
 
-    __slots__ = (
-        "hi", "dtype", "cow", "version", "writes", "events", "u", "nonfinite", "drift", "lo_rms", "ref", "nbytes", "narrow", "pending",
-        "site", "decision", "share", "tags", "error_rms", "birth", "power", "marks", "__weakref__",
-    )  # fmt: skip
+    events: frozenset[int] = NO_EVENTS
+    nonfinite = False
+    """The real storage holds Inf or NaN where the twin is finite."""
+    drift = 0.0
+    lo_rms = -1.0
+    """Root mean square of the real values at the last measurement; -1 when unknown."""
+    error_rms = 0.0
+    narrow: torch.dtype | None = None
+    """The half format this wide tensor is an exact copy of (a cast up, unmodified)."""
+    pending: tuple[torch.dtype, Any] | None = None
+    """(narrow format, lost-addend numbers): what rounding this wide sum back to the narrow format would lose."""
+    site: Any = None
+    decision = False
+    share = 0.0
+    """For decisions: the share of elements that the twin decides otherwise."""
+    tags: frozenset[str] = frozenset()
+    power = 0.0
+    """Power of the loss scale that the values carry (``trackers.units``)."""
+    marks: dict[str, Any] | None = None
+    """What trackers note of a tensor that only few tensors have."""
 
-    def __init__(self, hi: torch.Tensor, dtype: torch.dtype, version: int) -> None:
+    writes = 0
+    """Writes of ours after which the version counter has yet to move (autograd bumps it when the op has returned)."""
+    shared: Shared | None = None
+    nbytes = 0
+    ref: Any = None
+
+    def __init__(self, hi: torch.Tensor, dtype: torch.dtype, version: int, lo_bytes: int) -> None:
         self.hi = hi
         self.dtype = dtype
-        self.cow = False
-        """The buffer is shared with another twin: clone before writing."""
         self.version = version
-        self.writes = 0
-        self.events: frozenset[int] = NO_EVENTS
+        """The version counter at the last write that we know of; -1 where there is none (inference tensors)."""
+        self.lo_bytes = lo_bytes
         self.u = UNIT_ROUNDOFF.get(dtype, 0.0)
         """Coarsest unit roundoff the values went through: an fp32 copy of bf16 data still has bf16's."""
-        self.nonfinite = False
-        """The real storage holds Inf or NaN where the twin is finite."""
-        self.drift = 0.0
-        self.lo_rms = -1.0
-        """Root mean square of the real values at the last measurement; -1 when unknown."""
-        self.error_rms = 0.0
-        self.ref: weakref.ref[Any] | None = None
-        self.nbytes = hi.untyped_storage().nbytes() if hi.layout == torch.strided else 0
-        self.narrow: torch.dtype | None = None
-        """The half format this wide tensor is an exact copy of (a cast up, unmodified)."""
-        self.pending: tuple[torch.dtype, Any] | None = None
-        """(narrow format, lost-addend numbers): what rounding this wide sum back to the narrow format would lose."""
-        self.site: Any = None
-        self.decision = False
-        self.share = 0.0
-        """For decisions: the share of elements that the twin decides otherwise."""
-        self.tags: frozenset[str] = frozenset()
-        self.birth = 0
-        self.power = 0.0
-        """Power of the loss scale that the values carry (``trackers.units``)."""
-        self.marks: dict[str, Any] | None = None
-        """What trackers note of a tensor that only few tensors have."""
+        self.layout = (hi.shape, hi.stride(), hi.storage_offset())
+        self.buffer = hi.untyped_storage()._cdata
+        """Identity of the fp64 storage."""
 
 
 class ShadowMemory:
@@ -94,6 +119,7 @@ class ShadowMemory:
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._twins: dict[int, Twin] = {}
+        self._self = weakref.ref(self)
         self.max_bytes = max_bytes
         self.bytes = 0
         self.peak_bytes = 0
@@ -101,7 +127,6 @@ class ShadowMemory:
         self.resyncs: Counter[str] = Counter()
         self.decisions = 0
         """How many integer or bool tensors the twin decided otherwise, ever: 0 spares every lookup."""
-        self._clock = 0
 
     def __len__(self) -> int:
         return len(self._twins)
@@ -109,62 +134,89 @@ class ShadowMemory:
     def get(self, t: torch.Tensor) -> Twin | None:
         """The twin of ``t``'s storage if there is a valid one; never makes one."""
         try:
-            twin = self._twins.get(t.untyped_storage()._cdata)
+            storage = t.untyped_storage()
         except (RuntimeError, NotImplementedError):
             return None
-        return twin if twin is not None and self._valid(t, twin) else None
+        twin = self._twins.get(storage._cdata)
+        return twin if twin is not None and self._valid(t, twin, storage) else None
 
     def state(self, t: torch.Tensor) -> Twin:
         """The twin of ``t``'s storage, made from the real value when there is none.
 
         Raises ``RuntimeError`` or ``NotImplementedError`` for tensors without a strided storage.
         """
-        twin = self._twins.get(t.untyped_storage()._cdata)
-        if twin is not None and self._valid(t, twin):
+        storage = t.untyped_storage()
+        twin = self._twins.get(storage._cdata)
+        if twin is not None and (
+            (twin.dtype is t.dtype and twin.version >= 0 and storage.nbytes() == twin.lo_bytes and not t.is_inference() and t._version == twin.version)
+            or self._valid(t, twin, storage)
+        ):
             return twin
         return self._adopt_real(t)
 
     def window(self, t: torch.Tensor, twin: Twin, *, write: bool = False) -> torch.Tensor:
-        """The fp64 tensor that corresponds to ``t``: same sizes, strides and offset on the twin's buffer."""
-        if write and twin.cow:
-            twin.hi = self._clone_buffer(twin.hi)
-            twin.cow = False
-            self._account(twin, twin.hi.untyped_storage().nbytes())
+        """The fp64 tensor that corresponds to ``t``: same sizes, strides and offset on the twin's buffer, conjugated or negated as ``t`` is."""
+        if write and twin.shared is not None:
+            self._unshare(twin)
         hi = twin.hi
-        if hi.shape == t.shape and hi.stride() == t.stride() and hi.storage_offset() == t.storage_offset() and hi.is_complex() == t.is_complex():
-            return hi
-        if t.is_complex():
+        if twin.dtype is t.dtype and twin.layout == (t.shape, t.stride(), t.storage_offset()):
+            out = hi
+        elif t.is_complex():
             buffer = hi if hi.is_complex() else torch.view_as_complex(_flat(hi).view(-1, 2))
             out = buffer.as_strided(t.shape, t.stride(), t.storage_offset())
-            return out.conj_physical() if t.is_conj() else out
-        if hi.is_complex():
-            hi = torch.view_as_real(_flat(hi))
-        out = hi.as_strided(t.shape, t.stride(), t.storage_offset())
-        return out.neg() if t.is_neg() else out
+        else:
+            if hi.is_complex():
+                hi = torch.view_as_real(_flat(hi))
+            out = hi.as_strided(t.shape, t.stride(), t.storage_offset())
+        if t.is_conj():
+            out = out.conj()
+        return torch._neg_view(out) if t.is_neg() else out
 
-    def bind(self, t: torch.Tensor, hi: torch.Tensor, *, shared: bool = False) -> Twin:
+    def bind(self, t: torch.Tensor, hi: torch.Tensor, *, sharing: Twin | None = None) -> Twin:
         """Make ``hi`` the twin of the fresh tensor ``t``. Adopted without a copy when it lies in memory as ``t`` does.
 
-        ``shared``: the buffer belongs to another twin too; both copy before writing.
+        ``sharing``: the twin that the buffer of ``hi`` belongs to already; whichever is written first gets a copy.
         """
         storage = t.untyped_storage()
-        itemsize = t.element_size()
-        numel = storage.nbytes() // itemsize
-        fits = (
-            hi.shape == t.shape
-            and hi.stride() == t.stride()
-            and hi.storage_offset() == t.storage_offset()
-            and hi.untyped_storage().nbytes() >= numel * hi.element_size()
-        )
-        if not fits:
+        lo_bytes = storage.nbytes()
+        numel = lo_bytes // t.element_size()
+        if (
+            hi.shape != t.shape
+            or hi.stride() != t.stride()
+            or hi.storage_offset() != t.storage_offset()
+            or hi.untyped_storage().nbytes() < numel * hi.element_size()
+            or hi.is_conj()
+            or hi.is_neg()
+        ):
             buffer = torch.empty(numel, dtype=hi.dtype, device=hi.device)
             window = buffer.as_strided(t.shape, t.stride(), t.storage_offset())
-            window.copy_(hi)
-            hi, shared = (window if window.numel() == numel else buffer), False
-        twin = Twin(hi, t.dtype, -1 if t.is_inference() else t._version)
-        twin.cow = shared
-        self._insert(storage, twin, 0 if shared else None)
+            if torch._debug_has_internal_overlap(window) != 1:
+                window.copy_(hi)
+            else:
+                places = torch.arange(numel, device=hi.device).as_strided(t.shape, t.stride(), t.storage_offset())
+                buffer[places.reshape(-1)] = hi.reshape(-1)
+            hi, sharing = (window if window.numel() == numel else buffer), None
+        twin = Twin(hi, t.dtype, -1 if t.is_inference() else t._version, lo_bytes)
+        if sharing is not None and sharing.ref is not None:
+            if sharing.shared is None:
+                sharing.shared = Shared(sharing.nbytes)
+            sharing.shared.holders += 1
+            twin.shared = sharing.shared
+        else:
+            twin.nbytes = hi.untyped_storage().nbytes()
+        self._insert(storage, twin)
         return twin
+
+    def move(self, t: torch.Tensor, to: torch.Tensor) -> None:
+        """Make the twin of ``t`` that of ``to`` too, with all that is known of it: another rounding of the same numbers."""
+        twin = self.get(t)
+        if twin is None:
+            return
+        other = self.bind(to, self.window(t, twin).clone(memory_format=torch.preserve_format))
+        for name, value in vars(twin).items():
+            if name not in vars(other) and name not in ("ref", "shared", "writes"):
+                setattr(other, name, value)
+        other.u = twin.u
 
     def wrote(self, t: torch.Tensor, twin: Twin) -> None:
         """Note that the audit saw one write to ``t``. Its version counter may move by one more after the handler returns."""
@@ -187,13 +239,15 @@ class ShadowMemory:
         self._twins.clear()
         self.bytes = 0
 
-    def _valid(self, t: torch.Tensor, twin: Twin) -> bool:
-        if twin.dtype != t.dtype and REAL_DTYPE.get(twin.dtype, twin.dtype) != REAL_DTYPE.get(t.dtype, t.dtype):
+    def _valid(self, t: torch.Tensor, twin: Twin, storage: Any) -> bool:
+        if twin.dtype is not t.dtype and REAL_DTYPE.get(twin.dtype, twin.dtype) != REAL_DTYPE.get(t.dtype, t.dtype):
             self._resync(t, "storage reinterpreted as another dtype")
             return False
-        if t.untyped_storage().nbytes() * 8 > twin.hi.untyped_storage().nbytes() * _real_itemsize(t) and not twin.decision:
-            self._resync(t, "storage resized")
-            return False
+        if storage.nbytes() != twin.lo_bytes:
+            if storage.nbytes() > twin.lo_bytes and not twin.decision:
+                self._resync(t, "storage resized")
+                return False
+            twin.lo_bytes = storage.nbytes()
         if twin.version >= 0 and not t.is_inference():
             version = t._version
             if version > twin.version + twin.writes:
@@ -228,68 +282,78 @@ class ShadowMemory:
 
     def _adopt_real(self, t: torch.Tensor) -> Twin:
         storage = t.untyped_storage()
-        numel = storage.nbytes() // t.element_size()
+        lo_bytes = storage.nbytes()
+        numel = lo_bytes // t.element_size()
         wide = torch.complex128 if t.is_complex() else torch.float64
-        whole = t.is_contiguous() and t.storage_offset() == 0 and t.numel() == numel
+        whole = t.numel() == numel and t.storage_offset() == 0 and t.is_contiguous()
         if whole and not t.is_conj() and not t.is_neg():
-            hi = t.detach().to(wide, copy=True)
+            hi = t.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
         else:
             plain = torch.empty(0, dtype=t.dtype, device=t.device).set_(storage, 0, (numel,), (1,))
             hi = plain.to(wide, copy=True)
-        twin = Twin(hi, t.dtype, -1 if t.is_inference() else t._version)
+        twin = Twin(hi, t.dtype, -1 if t.is_inference() else t._version, lo_bytes)
+        twin.nbytes = hi.untyped_storage().nbytes()
         self._insert(storage, twin)
         return twin
 
-    def _clone_buffer(self, hi: torch.Tensor) -> torch.Tensor:
-        flat = _flat(hi).clone()
-        return flat.as_strided(hi.shape, hi.stride(), hi.storage_offset())
+    def _unshare(self, twin: Twin) -> None:
+        """Give a twin that is about to be written a buffer of its own; the last holder of a shared one keeps it."""
+        group = twin.shared
+        assert group is not None
+        held = twin.ref is not None
+        if held:
+            self._release(twin)
+        twin.shared = None
+        if group.holders:
+            hi = twin.hi
+            twin.hi = _flat(hi).clone().as_strided(hi.shape, hi.stride(), hi.storage_offset())
+            twin.buffer = twin.hi.untyped_storage()._cdata
+        twin.nbytes = twin.hi.untyped_storage().nbytes()
+        if held:
+            self.bytes += twin.nbytes
+            self._keep_within()
 
-    def _insert(self, storage: Any, twin: Twin, nbytes: int | None = None) -> None:
+    def _release(self, twin: Twin) -> None:
+        """Take a twin's bytes off the account: a shared buffer counts until its last holder goes."""
+        group = twin.shared
+        if group is None:
+            self.bytes -= twin.nbytes
+            return
+        group.holders -= 1
+        if not group.holders:
+            self.bytes -= group.nbytes
+
+    def _insert(self, storage: Any, twin: Twin) -> None:
         key = storage._cdata
-        self._drop(key)
-        if nbytes is not None:
-            twin.nbytes = nbytes
         twins = self._twins
-        memory = weakref.ref(self)
-
-        def freed(_: Any, key: int = key, memory: Any = memory) -> None:
-            owner = memory()
-            if owner is not None:
-                owner._drop(key)
-
-        twin.ref = weakref.ref(storage, freed)
-        self._clock += 1
-        twin.birth = self._clock
+        if key in twins:
+            self._drop(key)
+        watch = _Watch(storage, _freed)
+        watch.key = key
+        watch.memory = self._self
+        twin.ref = watch
         twins[key] = twin
         self.bytes += twin.nbytes
-        if self.bytes > self.peak_bytes:
+        if self.max_bytes is not None:
+            self._keep_within()
+        elif self.bytes > self.peak_bytes:
             self.peak_bytes = self.bytes
-        if self.max_bytes is not None and self.bytes > self.max_bytes:
-            self._evict(key)
-
-    def _account(self, twin: Twin, nbytes: int) -> None:
-        self.bytes += nbytes - twin.nbytes
-        twin.nbytes = nbytes
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def _drop(self, key: int) -> None:
         twin = self._twins.pop(key, None)
         if twin is not None:
-            self.bytes -= twin.nbytes
             twin.ref = None
+            self._release(twin)
 
-    def _evict(self, keep: int) -> None:
-        # Oldest first: long-lived twins (weights) are cheap to restart, while the newest are about to be used.
-        for key in [k for k in self._twins if k != keep]:
-            if self.max_bytes is None or self.bytes <= self.max_bytes:
-                return
-            self.evicted_bytes += self._twins[key].nbytes
+    def _keep_within(self) -> None:
+        """Evict while above the cap, oldest first: long-lived twins (weights) are cheap to restart, the newest are about to be used."""
+        limit = self.max_bytes
+        while limit is not None and self.bytes > limit and self._twins:
+            before = self.bytes
+            self._drop(next(iter(self._twins)))
+            self.evicted_bytes += before - self.bytes
             self.resyncs["evicted under the memory cap"] += 1
-            self._drop(key)
-
-
-def _real_itemsize(t: torch.Tensor) -> int:
-    return t.element_size() // 2 if t.is_complex() else t.element_size()
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
 
 def _flat(hi: torch.Tensor) -> torch.Tensor:

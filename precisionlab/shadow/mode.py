@@ -8,7 +8,8 @@ they are; random ops are never run twice; integer and bool results are always th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -17,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from precisionlab.ops.registry import Family, How
 from precisionlab.records import Phase
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory, Twin
+from precisionlab.shadow.native import keep_native
 from precisionlab.shadow.opinfo import WIDE, OpInfo
 from precisionlab.shadow.sites import Locator, Place
-from precisionlab.shadow.special import SPECIAL, Unshadowable
+from precisionlab.shadow.special import Unshadowable
 
 Tensor = torch.Tensor
 
@@ -42,27 +44,26 @@ class Pair:
 class OpCall:
     """One executed op as the trackers see it."""
 
-    __slots__ = ("info", "module", "phase", "place", "backward", "args", "kwargs", "inputs", "outputs", "before", "decisions", "events_before", "result", "local", "obstacle")
+    module = ""
+    phase = Phase.OTHER
+    place = Place("", 0, "")
+    backward = False
+    result: Any = None
+    local: Any = UNMEASURED
+    obstacle = ""
+    """Why this call cannot be shadowed, when an operand already says so."""
+    before: Mapping[int, Tensor] = MappingProxyType({})
+    """id of a mutated operand -> its real value before the op (kept only where a rule needs it)."""
+    events_before: dict[int, frozenset[int]] = {}  # calls that write get their own
+    decisions: Sequence[Pair] = ()
+    """Integer or bool operands that the twin decided otherwise."""
 
-    def __init__(self, info: OpInfo, module: str, phase: Phase, place: Place, backward: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.info = info
-        self.module = module
-        self.phase = phase
-        self.place = place
-        self.backward = backward
         self.args = args
         self.kwargs = kwargs
         self.inputs: list[Pair] = []
         self.outputs: list[Pair] = []
-        self.before: dict[int, Tensor] = {}
-        """id of a mutated operand -> its real value before the op (kept only where a rule needs it)."""
-        self.decisions: list[Pair] = []
-        """Integer or bool operands that the twin decided otherwise."""
-        self.events_before: dict[int, frozenset[int]] = {}
-        self.result: Any = None
-        self.local: Any = UNMEASURED
-        self.obstacle = ""
-        """Why this call cannot be shadowed, when an operand already says so."""
 
 
 class Observer(Protocol):
@@ -100,64 +101,77 @@ class ShadowMode(TorchDispatchMode):
         self._infos: dict[Any, OpInfo] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if types and any(not issubclass(t, (torch.Tensor,)) or hasattr(t, "__tensor_flatten__") for t in types):
+        if types and any(_desugars(t) for t in types):
             return NotImplemented
+        if kwargs is None:
+            kwargs = {}
         info = self._infos.get(func)
         if info is None:
             info = self._infos[func] = OpInfo(func)
+        if info.composite and torch.is_inference_mode_enabled() and func._can_decompose():
+            with self:
+                return func.decompose(*args, **kwargs)
         if info.how is How.VIEW:
-            return self._view(info, func, args, kwargs)
-        if torch.is_inference_mode_enabled():
-            composite = _decompose(self, func, args, kwargs)
-            if composite is not NotImplemented:
-                return composite
+            return func(*args, **kwargs)
         self.ops += 1
+        if info.may_differ:
+            keep_native(self.memory)
         guard = torch._C._DisableTorchDispatch()
         try:
             prepared = self._prepare(info, args, kwargs)
-            out = self._run_real(info, func, args, kwargs)
-            if prepared is not None:
-                self._shadow(info, func, prepared, out)
+            if self.low_side is None:
+                out = func(*args, **kwargs)
             else:
+                out = self.low_side(info, args, kwargs)
+                if out is NotImplemented:
+                    out = func(*args, **kwargs)
+            if prepared is None:
                 self.shadowed += 1
+            else:
+                self._shadow(info, prepared, out)
             return out
         finally:
             del guard
-
-    def _run_real(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.low_side is not None:
-            out = self.low_side(info, args, kwargs)
-            if out is not NotImplemented:
-                return out
-        return func(*args, **kwargs)
-
-    def _view(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs)
 
     # -- before the program's op --------------------------------------------------------------------------------------------------
 
     def _prepare(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OpCall, list[Any], dict[str, Any]] | None:
         """Twins of the operands, as they are before the op. None where the op has nothing to shadow."""
-        call = OpCall(info, "", Phase.OTHER, _NO_PLACE, False, args, kwargs)
-        if info.how is How.REAL or info.how is How.UNINITIALISED:
-            return (call, [], {}) if info.mutated or info.rule.family is Family.COLLECTIVE or info.func._overloadpacket in SPECIAL else None
-        mutated = info.writes
-        hi_args = [self._wide(call, a, i in mutated) for i, a in enumerate(args)]
-        hi_kwargs = {k: self._wide(call, a, k in info.written_names) for k, a in kwargs.items() if not (info.is_out and k in info.written_names)}
-        inputs = call.inputs
-        if not inputs and not call.decisions and not info.factory_dtype and info.how is not How.RERUN:
+        special = info.special is not None
+        if info.touches_nothing and not special:
             return None
-        if call.decisions and not inputs:
-            own = {id(p.lo): p.hi for p in call.decisions}
-            hi_args = [_decided(a, own) for a in hi_args]
-            hi_kwargs = {k: _decided(a, own) for k, a in hi_kwargs.items()}
-        if info.mutated and self.keep_before is not None and not info.is_out:
+        call = OpCall(info, args, kwargs)
+        if (info.how is How.REAL or info.how is How.UNINITIALISED) and not special:
+            return call, [], {}
+        wide = self._wide
+        if info.writes:
+            writes = info.writes
+            hi_args = [wide(call, a, i in writes) for i, a in enumerate(args)]
+        else:
+            hi_args = [wide(call, a, False) for a in args]
+        hi_kwargs: dict[str, Any] = {}
+        if kwargs:
+            written = info.written_names
+            for k, a in kwargs.items():
+                if k not in written:
+                    hi_kwargs[k] = wide(call, a, False)
+                elif not info.is_out:
+                    hi_kwargs[k] = wide(call, a, True)
+        if not call.inputs:
+            if not call.decisions and not info.factory_dtype and info.how is not How.RERUN:
+                return None
+            if call.decisions:
+                own = {id(p.lo): p.hi for p in call.decisions}
+                hi_args = [_decided(a, own) for a in hi_args]
+                hi_kwargs = {k: _decided(a, own) for k, a in hi_kwargs.items()}
+        if info.in_place and self.keep_before is not None:
+            before: dict[int, Tensor] = {}
             for index, _ in info.mutated:
                 operand = args[index] if index < len(args) else None
                 for t in operand if isinstance(operand, (list, tuple)) else (operand,):
-                    if isinstance(t, Tensor) and t.is_floating_point() and self.keep_before(info, t):
-                        call.before[id(t)] = t.clone()
+                    if isinstance(t, Tensor) and t.is_floating_point() and t.layout == torch.strided and self.keep_before(info, t):
+                        before[id(t)] = t.detach().clone()
+            call.before = before
         return call, hi_args, hi_kwargs
 
     def _wide(self, call: OpCall, x: Any, write: bool) -> Any:
@@ -165,8 +179,8 @@ class ShadowMode(TorchDispatchMode):
         if isinstance(x, Tensor):
             memory = self.memory
             if x.dtype in UNIT_ROUNDOFF:
-                if x.layout != torch.strided:
-                    call.obstacle = f"operand without a strided storage ({x.layout})"
+                if x.layout is not torch.strided or x.is_meta:
+                    call.obstacle = "a meta tensor has no values" if x.is_meta else f"an operand has no strided storage ({x.layout})"
                     return x
                 try:
                     twin = memory.state(x)
@@ -179,58 +193,64 @@ class ShadowMode(TorchDispatchMode):
             if memory.decisions:
                 found = memory.get(x)
                 if found is not None and found.decision:
-                    call.decisions.append(Pair(x, memory.window(x, found), found))
+                    hi = memory.window(x, found)
+                    call.decisions = [*call.decisions, Pair(x, hi, found)]
+                    if write:
+                        return x.clone()
             return x.clone() if write else x
-        if isinstance(x, torch.dtype):
-            return WIDE.get(x, x)
-        if isinstance(x, (list, tuple)):
+        kind = x.__class__
+        if kind is list or kind is tuple or isinstance(x, (list, tuple)):
             return [self._wide(call, e, write) for e in x]
-        return x
+        return WIDE.get(x, x) if kind is torch.dtype else x
 
     # -- after the program's op ---------------------------------------------------------------------------------------------------
 
-    def _shadow(self, info: OpInfo, func: Any, prepared: tuple[OpCall, list[Any], dict[str, Any]], out: Any) -> None:
+    def _shadow(self, info: OpInfo, prepared: tuple[OpCall, list[Any], dict[str, Any]], out: Any) -> None:
         call, hi_args, hi_kwargs = prepared
-        call.module, call.phase, call.place, call.backward = self.locator.locate()
         call.result = out
-        how = info.how
-        if how is How.READ:
+        observer = self.observer
+        if observer is not None:
+            call.module, call.phase, call.place, call.backward = self.locator.locate()
+        if info.how is How.READ:
             self.shadowed += 1
-            if self.observer is not None and (call.inputs or call.decisions):
-                self.observer.read(call, out)
+            if observer is not None and (call.inputs or call.decisions or isinstance(out, bool)):
+                observer.read(call, out)
             return
-        los = tensors_of(out)
-        if not info.mutated and not call.inputs and not call.decisions and not any(t.dtype in UNIT_ROUNDOFF for t in los):
+        if not call.inputs and not call.decisions and not info.mutated and not any(t.dtype in UNIT_ROUNDOFF for t in tensors_of(out)):
             self.shadowed += 1
             return
         inference = torch._C._InferenceMode(False) if torch.is_inference_mode_enabled() else None
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
         try:
-            with torch.no_grad():
-                if call.obstacle:
-                    raise Unshadowable(call.obstacle)
-                hi_out = self._run_twin(info, func, call, hi_args, hi_kwargs, out)
-                self._tie(info, call, los, hi_out)
+            if call.obstacle:
+                raise Unshadowable(call.obstacle)
+            hi_out = self._run_twin(info, call, hi_args, hi_kwargs, out)
+            self._tie(info, call, out, hi_out)
             self.shadowed += 1
             if not info.rule.explicit:
                 self.default_rule[info.name] += 1
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, MemoryError, Unshadowable, KeyError) as error:
-            self._give_up(info, call, los, error)
+            self._give_up(info, call, tensors_of(out), error)
             return
         finally:
+            torch._C._set_grad_enabled(grad)
             del inference
-        if self.observer is not None:
+        if observer is not None:
             if call.outputs:
-                self.observer.op(call)
+                observer.op(call)
             if call.decisions:
-                self.observer.used(call)
+                observer.used(call)
 
-    def _run_twin(self, info: OpInfo, func: Any, call: OpCall, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
-        special = SPECIAL.get(func._overloadpacket)
-        if special is not None:
-            return special(self.memory, func, call, hi_args, hi_kwargs, out)
+    def _run_twin(self, info: OpInfo, call: OpCall, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+        func = info.twin_func
+        if info.special is not None:
+            return info.special(self.memory, func, call, hi_args, hi_kwargs, out)
         if info.how is How.REAL or info.how is How.UNINITIALISED:
             return _REAL
-        if info.is_out:
+        if info.order is not None:
+            hi_args = [hi_args[i] for i in info.order if i < len(hi_args)]
+        if info.is_out and not info.functional:
             for _, name in info.mutated:
                 target = call.kwargs.get(name)
                 if isinstance(target, Tensor):
@@ -239,91 +259,95 @@ class ShadowMode(TorchDispatchMode):
                     hi_kwargs[name] = [torch.empty(0, dtype=WIDE.get(t.dtype, t.dtype), device=t.device) for t in target]
         elif info.factory_dtype and hi_kwargs.get("dtype") is None and isinstance(out, Tensor) and out.dtype in UNIT_ROUNDOFF:
             hi_kwargs["dtype"] = WIDE.get(out.dtype, out.dtype)
-        if info.rule.reference is not None:
-            if info.mutated and not info.listed:
-                self._write_reference(info, func, call, hi_args, hi_kwargs)
-                return _IN_PLACE
-            return info.rule.reference(func, hi_args, hi_kwargs)
+        reference = info.rule.reference
+        if reference is not None:
+            return reference(func, hi_args, hi_kwargs)
         return func(*hi_args, **hi_kwargs)
 
-    def _write_reference(self, info: OpInfo, func: Any, call: OpCall, hi_args: list[Any], hi_kwargs: dict[str, Any]) -> None:
-        """A functional reference for an in-place or ``out=`` overload: its results are copied into the mutated twins."""
-        assert info.rule.reference is not None
-        targets = [n for _, n in info.mutated]
-        names = [a.name for a in func._schema.arguments]
-        results = info.rule.reference(func, hi_args, {k: v for k, v in hi_kwargs.items() if not (info.is_out and k in targets)})
-        results = results if isinstance(results, (tuple, list)) else (results,)
-        for (index, name), result in zip(info.mutated, results, strict=False):
-            if info.is_out:
-                hi_kwargs[name] = result
-            elif isinstance(result, Tensor):
-                (hi_args[index] if index < len(hi_args) else hi_kwargs[names[index]]).copy_(result)
-
-    def _tie(self, info: OpInfo, call: OpCall, los: list[Tensor], hi_out: Any) -> None:
+    def _tie(self, info: OpInfo, call: OpCall, out: Any, hi_out: Any) -> None:
         """Bind twins to fresh results; note writes; split decisions off."""
-        memory = self.memory
         if hi_out is _REAL:
             self._take_real(info, call)
             return
         if info.mutated:
             self._tie_mutated(info, call, hi_out)
-            if not info.func._schema.returns or info.is_out or info.in_place and len(info.func._schema.returns) <= len(info.mutated):
+            if info.is_out or info.returns <= len(info.mutated):
                 return
-        for index in info.hidden_writes:
-            self._note_write(call, call.args[index] if index < len(call.args) else None)
-        his = tensors_of(hi_out)
-        if len(his) != len(los):
-            raise Unshadowable("the fp64 run returned another number of tensors")
-        by_lo = {id(p.lo) for p in call.outputs}
-        sources = {p.lo.untyped_storage()._cdata for p in call.inputs}
-        for lo, hi in zip(los, his, strict=True):
-            if id(lo) in by_lo:
-                continue
-            if lo.dtype in UNIT_ROUNDOFF:
-                if lo.layout != torch.strided:
-                    raise Unshadowable(f"result without a strided storage ({lo.layout})")
-                if lo.untyped_storage()._cdata in sources:
-                    continue
-                if hi.shape != lo.shape:
-                    raise Unshadowable(f"the fp64 run returned shape {tuple(hi.shape)} for {tuple(lo.shape)}")
-                if hi.dtype not in _WIDES:
-                    hi = hi.to(WIDE.get(lo.dtype, lo.dtype) if lo.is_complex() == hi.is_complex() else torch.float64)
-                owned = hi.untyped_storage()
-                shared = next((p.twin for p in call.inputs if p.twin.hi.untyped_storage()._cdata == owned._cdata), None)
-                if shared is not None:
-                    shared.cow = True
-                twin = memory.bind(lo, hi, shared=shared is not None)
-                call.outputs.append(Pair(lo, memory.window(lo, twin), twin))
-            elif self.observer is not None and (call.inputs or call.decisions):
+        if info.hidden_writes:
+            twins = {id(p.lo): p.twin for p in call.inputs}
+            call.events_before = {}
+            for index in info.hidden_writes:
+                t = call.args[index] if index < len(call.args) else None
+                if isinstance(t, Tensor) and id(t) in twins:
+                    twin = twins[id(t)]
+                    call.events_before[id(t)] = twin.events
+                    self.memory.wrote(t, twin)
+                    call.outputs.append(Pair(t, self.memory.window(t, twin), twin))
+        if isinstance(out, Tensor):
+            self._tie_result(call, out, hi_out if isinstance(hi_out, Tensor) else tensors_of(hi_out)[0])
+            return
+        written = {id(p.lo) for p in call.outputs}
+        for lo, hi in _side_by_side(out, hi_out):
+            if id(lo) not in written:
+                self._tie_result(call, lo, hi)
+
+    def _tie_result(self, call: OpCall, lo: Tensor, hi: Tensor) -> None:
+        """A fresh result of the program and its fp64 counterpart."""
+        memory = self.memory
+        if lo.dtype not in UNIT_ROUNDOFF:
+            if self.observer is not None and (call.inputs or call.decisions) and not lo.is_floating_point() and not lo.is_quantized:
                 self.observer.decision(call, lo, hi)
+            return
+        if lo.layout is not torch.strided or lo.is_meta:
+            raise Unshadowable("a meta tensor has no values" if lo.is_meta else f"a result has no strided storage ({lo.layout})")
+        if hi.dtype is not torch.float64 and hi.dtype is not torch.complex128 or hi.is_complex() != lo.is_complex():
+            hi = hi.to(torch.complex128 if lo.is_complex() else torch.float64)
+        buffer = hi.untyped_storage()._cdata
+        sharing = None
+        for p in call.inputs:
+            if p.twin.buffer == buffer:
+                sharing = p.twin
+                if p.lo is lo or p.lo.untyped_storage()._cdata == lo.untyped_storage()._cdata:
+                    return  # the program's op returned an operand, or a view of one
+        if hi.shape != lo.shape:
+            raise Unshadowable(f"the fp64 run returned shape {tuple(hi.shape)} for {tuple(lo.shape)}")
+        twin = memory.bind(lo, hi, sharing=sharing)
+        call.outputs.append(Pair(lo, hi if twin.hi is hi else memory.window(lo, twin), twin))
 
     def _tie_mutated(self, info: OpInfo, call: OpCall, hi_out: Any) -> None:
+        """Operands that the op wrote: in place the twins are written already, for ``out=`` the fp64 results are copied."""
         memory = self.memory
-        names = [a.name for a in info.func._schema.arguments]
-        hi_results = iter(tensors_of(hi_out)) if info.is_out and hi_out is not _IN_PLACE else None
+        given = info.is_out or info.functional
+        results = iter(tensors_of(hi_out)) if given else None
+        twins = {id(p.lo): p.twin for p in call.inputs}
+        call.events_before = {}
         for index, name in info.mutated:
-            operand = call.args[index] if index < len(call.args) else call.kwargs.get(names[index])
+            operand = call.args[index] if index < len(call.args) else call.kwargs.get(name)
+            written = info.functional and not info.func._schema.arguments[index].is_out and info.is_out
             for t in operand if isinstance(operand, (list, tuple)) else (operand,):
                 if not isinstance(t, Tensor):
                     continue
-                result = next(hi_results, None) if hi_results is not None else None
+                result = next(results, None) if results is not None and not written else None
                 if t.dtype not in UNIT_ROUNDOFF:
+                    if memory.decisions and (call.inputs or not any(p.lo is t for p in call.decisions)):
+                        memory.forget(t)
                     if info.is_out and isinstance(result, Tensor) and self.observer is not None and call.inputs:
                         self.observer.decision(call, t, result)
                     continue
                 if result is not None:
-                    twin = memory.state(t)
                     if result.shape != t.shape:
                         raise Unshadowable("out= was resized differently")
-                    memory.window(t, twin, write=True).copy_(result)
-                self._note_write(call, t)
-
-    def _note_write(self, call: OpCall, t: Any) -> None:
-        if isinstance(t, Tensor) and t.dtype in UNIT_ROUNDOFF:
-            twin = next((p.twin for p in call.inputs if p.lo is t), None) or self.memory.state(t)
-            call.events_before[id(t)] = twin.events
-            self.memory.wrote(t, twin)
-            call.outputs.append(Pair(t, self.memory.window(t, twin), twin))
+                    if info.is_out and t.numel() * t.element_size() == t.untyped_storage().nbytes():
+                        wide = torch.complex128 if t.is_complex() else torch.float64
+                        twin = memory.bind(t, result.to(wide, copy=any(p.twin.buffer == result.untyped_storage()._cdata for p in call.inputs)))
+                        memory.wrote(t, twin)
+                        call.outputs.append(Pair(t, memory.window(t, twin), twin))
+                        continue
+                    memory.window(t, memory.state(t), write=True).copy_(result)
+                twin = twins.get(id(t)) or memory.state(t)
+                call.events_before[id(t)] = twin.events
+                memory.wrote(t, twin)
+                call.outputs.append(Pair(t, memory.window(t, twin), twin))
 
     def _take_real(self, info: OpInfo, call: OpCall) -> None:
         """The twin restarts from the program's value: fresh results are adopted at their next use, mutated ones now."""
@@ -372,9 +396,6 @@ class _Marker:
 
 
 _REAL = _Marker()
-_IN_PLACE = _Marker()
-_WIDES = (torch.float64, torch.complex128)
-_NO_PLACE = Place("", 0, "")
 
 
 def tensors_of(x: Any) -> list[Tensor]:
@@ -386,9 +407,25 @@ def tensors_of(x: Any) -> list[Tensor]:
     return []
 
 
-def _decompose(mode: ShadowMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Composite ops reach a mode whole under inference mode; take them apart so that their parts are seen."""
-    if not func._can_decompose() or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-        return NotImplemented
-    with mode:
-        return func.decompose(*args, **kwargs)
+def _side_by_side(out: Any, hi_out: Any) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of a result with those of the fp64 run at the same places; what either of them left out is left out."""
+    if isinstance(out, Tensor):
+        return [(out, hi_out)] if isinstance(hi_out, Tensor) else []
+    if isinstance(out, (list, tuple)) and isinstance(hi_out, (list, tuple)):
+        if len(out) != len(hi_out):
+            raise Unshadowable("the fp64 run returned another number of results")
+        return [pair for lo, hi in zip(out, hi_out, strict=True) for pair in _side_by_side(lo, hi)]
+    return []
+
+
+_desugaring: dict[type, bool] = {}
+
+
+def _desugars(kind: type) -> bool:
+    """Whether a tensor subclass takes its ops apart itself (DTensor and other wrappers): the mode sees the parts."""
+    known = _desugaring.get(kind)
+    if known is None:
+        own = getattr(kind, "__torch_dispatch__", None)
+        plain = (Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+        known = _desugaring[kind] = not issubclass(kind, Tensor) or not any(own == p for p in plain)
+    return known

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from precisionlab.ops.registry import Family, How, OpRule, find_rule
+from precisionlab.shadow.native import FIRST_OPS
+from precisionlab.shadow.special import SPECIAL
 
 WIDE = {
     torch.float16: torch.float64,
@@ -33,7 +35,10 @@ HIDDEN_WRITES: dict[str, frozenset[int]] = {
 class OpInfo:
     """Static facts of one overload."""
 
-    __slots__ = ("func", "name", "rule", "how", "family", "mutated", "is_out", "factory_dtype", "listed", "exact", "in_place", "writes", "written_names", "hidden_writes")
+    __slots__ = (
+        "func", "name", "rule", "how", "family", "mutated", "is_out", "factory_dtype", "listed", "exact", "in_place", "writes", "written_names",
+        "hidden_writes", "names", "twin_func", "order", "returns", "composite", "touches_nothing", "special", "may_differ",
+    )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -43,6 +48,7 @@ class OpInfo:
         self.rule = find_rule(func) or _default_rule(func)
         self.how = self.rule.how
         self.family = self.rule.family
+        self.names: list[str] = [a.name for a in schema.arguments]
         self.mutated: list[tuple[int, str]] = [
             (i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
         ]
@@ -57,6 +63,42 @@ class OpInfo:
             "Tensor[]" in str(schema.arguments[i].type) for i, _ in self.mutated
         )  # fmt: skip
         self.exact = self.family in (Family.COPY, Family.VIEW) and name not in ("copy_", "_to_copy", "copy", "to")
+        self.returns = len(schema.returns)
+        self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        """Taken apart by the dispatcher before a mode sees it, except under inference mode."""
+        self.touches_nothing = self.how in (How.REAL, How.UNINITIALISED) and not self.mutated and self.family is not Family.COLLECTIVE
+        self.may_differ = func in FIRST_OPS
+        self.special = SPECIAL.get(func._overloadpacket)
+        self.twin_func, self.order = func, None
+        if self.is_out or (self.in_place and self.rule.reference is not None and not self.listed):
+            self.twin_func, self.order = _functional(func)
+
+    @property
+    def functional(self) -> bool:
+        """Whether the twin runs an overload that returns what this one writes."""
+        return self.twin_func is not self.func
+
+
+def _functional(func: Any) -> tuple[Any, list[int] | None]:
+    """The overload that returns what ``func`` writes into ``out=`` or in place, and the order of its arguments where it is another.
+
+    ``func`` itself where there is none.
+    """
+    schema = func._schema
+    namespace, _, name = schema.name.partition("::")
+    is_out = any(a.is_out for a in schema.arguments)
+    names = [a.name for a in schema.arguments if not a.is_out]
+    types = sorted(str(a.type) for a in schema.arguments if not a.is_out)
+    packet = func._overloadpacket if is_out else getattr(getattr(torch.ops, namespace), name.rstrip("_"), None)
+    for overload in packet.overloads() if packet is not None else ():
+        other = getattr(packet, overload)
+        arguments = other._schema.arguments
+        if any(a.is_out for a in arguments) or other is func or (not is_out and any(a.alias_info for a in arguments)):
+            continue
+        theirs = [a.name for a in arguments]
+        if sorted(theirs) == sorted(names) and sorted(str(a.type) for a in arguments) == types:
+            return other, None if theirs == names else [names.index(n) for n in theirs]
+    return func, None
 
 
 def _default_rule(func: Any) -> OpRule:

@@ -53,12 +53,31 @@ def _to_copy(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: d
 @_special("native_dropout", "_fused_dropout")
 def _dropout(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
     # the program's mask holds; the probability kept is an exact Python number
-    source = call.args[0]
-    state = memory.state(source)
-    hi = memory.window(source, state)
-    keep = call.args[1] if func._schema.name.endswith("_fused_dropout") else 1.0 - call.args[1]
-    train = func._schema.name.endswith("_fused_dropout") or len(call.args) < 3 or call.args[2] is None or call.args[2]
+    hi, probability = hi_args[0], call.args[1]
+    fused = func._schema.name.endswith("_fused_dropout")
+    keep = probability if fused else 1.0 - probability
+    train = fused or len(call.args) < 3 or call.args[2] is None or call.args[2]
     return (hi * out[1] * (1.0 / keep if keep > 0 else 0.0) if train else hi.clone(), out[1])
+
+
+@_special("rrelu_with_noise")
+def _rrelu(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Tensor) -> Any:
+    # in training the program has written the slopes it drew into the noise: 1 where the operand is positive
+    return _leaky(func, call, hi_args)
+
+
+@_special("rrelu_with_noise_")
+def _rrelu_in_place(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Tensor) -> Any:
+    return hi_args[0].copy_(_leaky(func, call, hi_args))
+
+
+def _leaky(func: Any, call: Any, hi_args: list[Any]) -> Tensor:
+    hi, noise = hi_args[0], hi_args[1]
+    noise.copy_(call.args[1])
+    if _argument(func, call, "training", False):
+        return hi * noise
+    slope = (_argument(func, call, "lower", 1 / 8) + _argument(func, call, "upper", 1 / 3)) / 2
+    return torch.where(hi > 0, hi, hi * slope)
 
 
 def _gather(hi: Tensor, indices: Tensor, dim: int, keepdim: bool) -> Tensor:
@@ -89,15 +108,15 @@ def _select(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: di
 
 @_special("max_pool2d_with_indices", "adaptive_max_pool2d", "fractional_max_pool2d")
 def _pool2d(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
-    return _pooled(memory, call, out, 2)
+    return _pooled(hi_args, out, 2)
 
 
 @_special("max_pool3d_with_indices", "adaptive_max_pool3d", "fractional_max_pool3d")
 def _pool3d(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
-    return _pooled(memory, call, out, 3)
+    return _pooled(hi_args, out, 3)
 
 
-def _pooled(memory: Any, call: Any, out: Any, spatial: int) -> Any:
-    source, (_, indices) = call.args[0], out
-    hi = memory.window(source, memory.state(source)).flatten(-spatial)
+def _pooled(hi_args: list[Any], out: Any, spatial: int) -> Any:
+    _, indices = out
+    hi = hi_args[0].flatten(-spatial)
     return (hi.gather(-1, indices.flatten(-spatial)).view(indices.shape), indices)

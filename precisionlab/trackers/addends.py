@@ -20,11 +20,16 @@ Tensor = torch.Tensor
 _PAIRWISE = frozenset(
     f"aten.{name}" for name in ("add", "add_", "sub", "sub_", "rsub", "_foreach_add_", "_foreach_sub_", "_foreach_add", "_foreach_sub")
 )
-_GENERAL = frozenset(f"aten.{name}" for name in ("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_"))
-ADDITIVE = _PAIRWISE | _GENERAL
+_GENERAL = frozenset(
+    f"aten.{prefix}{name}{suffix}" for prefix in ("", "_foreach_") for name in ("lerp", "addcmul", "addcdiv") for suffix in ("", "_")
+)
+_DECAYS = frozenset(("aten.mul_", "aten._foreach_mul_"))
+"""Multiplication by a number near 1 adds (c - 1) x to x: the first half of a decaying average."""
+ADDITIVE = _PAIRWISE | _GENERAL | _DECAYS
 """Ops that add an increment to a base."""
 
 _SMALL = 1 << 16
+_NEAR_ONE = 0.125
 
 
 def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float) -> LostStats | None:
@@ -89,16 +94,26 @@ def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None
         if call.info.in_place and base is first:
             return None
         return base, second, -float(alpha) if "sub" in name else float(alpha)
-    base = args[0]
+    index = next((i for i, p in enumerate(call.outputs) if p is pair), 0)
+    operands = [a[index] if isinstance(a, (list, tuple)) and index < len(a) else a for a in args]
+    base = operands[0]
+    if not isinstance(base, Tensor):
+        return None
     if call.info.in_place:
         if id(base) not in call.before:
             return None
         base = call.before[id(base)]
-    exact = _exact(call, base)
+    if name in _DECAYS:
+        factor = operands[1]
+        factor = float(factor) if isinstance(factor, Tensor) and factor.numel() == 1 and not factor.is_complex() else factor
+        if not isinstance(factor, (int, float)) or not 0.0 < abs(factor - 1.0) < _NEAR_ONE:
+            return None
+        return base, base.double(), float(factor) - 1.0
+    exact = _exact(name, [base, *operands[1:]], call.kwargs)
     if exact is None:
         return None
-    if name.startswith("aten.lerp") and not call.info.in_place:
-        end = args[1]
+    if "lerp" in name and not call.info.in_place:
+        end = operands[1]
         if isinstance(end, Tensor) and end.shape == pair.lo.shape and _distance(exact, end) < _distance(exact, base):
             base = end
     if base.shape != pair.lo.shape:
@@ -106,18 +121,17 @@ def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None
     return base, exact - base.double(), 1.0
 
 
-def _exact(call: OpCall, base: Tensor) -> Tensor | None:
+def _exact(name: str, operands: list[Any], kwargs: dict[str, Any]) -> Tensor | None:
     """The exact result on the rounded operands of lerp, addcmul and addcdiv."""
-    args = [base, *call.args[1:]]
-    wide: list[Any] = [a.double() if isinstance(a, Tensor) and a.dtype in UNIT_ROUNDOFF else a for a in args]
-    if not all(isinstance(a, (Tensor, int, float)) for a in wide):
+    wide: list[Any] = [a.double() if isinstance(a, Tensor) and a.dtype in UNIT_ROUNDOFF else a for a in operands]
+    if len(wide) < 3 or not all(isinstance(a, (Tensor, int, float)) for a in wide[:3]):
         return None
-    value = call.kwargs.get("value", 1)
-    if call.info.name.startswith("aten.lerp"):
+    if "lerp" in name:
         return wide[0] + wide[2] * (wide[1] - wide[0])
-    if call.info.name.startswith("aten.addcmul"):
-        return wide[0] + value * wide[1] * wide[2]
-    return wide[0] + value * wide[1] / wide[2]
+    value = kwargs.get("value", wide[3] if len(wide) > 3 else 1)
+    if not isinstance(value, (int, float)):
+        return None
+    return wide[0] + value * (wide[1] * wide[2] if "addcmul" in name else wide[1] / wide[2])
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

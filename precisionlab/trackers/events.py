@@ -202,6 +202,7 @@ class EventRules:
             "drift_u_out": drift / u,
             "drift": drift,
             "error_over_operands_u": math.sqrt(stats.diff_sq / stats.elements) / (u * operand_rms) if operand_rms else math.inf,
+            "result_over_operands_u": math.sqrt(stats.hi_sq / stats.elements) / (u * operand_rms) if operand_rms else math.inf,
             "dtype": dtype,
         }
         raised.append(self.log.event(EventKind.GAIN, site, carried, evidence))

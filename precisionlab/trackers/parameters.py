@@ -14,13 +14,16 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from precisionlab.records import EventKind, Evidence, ParameterRecord, Phase, SinkKind, Verdict
-from precisionlab.shadow.measure import displacement, measure
+from precisionlab.shadow.measure import count_nonfinite, displacement, measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.events import NAMES, relative
 from precisionlab.trackers.log import RunLog
 
 Tensor = torch.Tensor
+
+
+_RUNAWAY_CAUSES = frozenset((EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.FLUSH, EventKind.CAST, EventKind.CONSTANT, EventKind.RHO))
 
 
 class _History:
@@ -56,7 +59,8 @@ class Parameters:
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._kept: list[ParameterRecord] = []
         self.steps_seen = 0
-        self._scale = 1.0
+        self.moves: dict[int, float] = {}
+        """Storage of a stepped parameter -> length of the steps since its value was copied elsewhere."""
 
     # -- names --------------------------------------------------------------------------------------------------------------------
 
@@ -176,7 +180,11 @@ class Parameters:
                 continue
             hi = self.memory.window(p, twin)
             start = old_hi.get(id(p))
+            if count_nonfinite(p.detach()) and self._broke(name, p, hi, twin):
+                continue
             moved = displacement(p.detach(), old, hi, start if start is not None else old.double())
+            key = p.untyped_storage()._cdata
+            self.moves[key] = self.moves.get(key, 0.0) + math.sqrt(moved.lo_sq)
             if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq):
                 continue
             history = self._history(name, p)
@@ -186,11 +194,34 @@ class Parameters:
             record.update_efficiency = history.update_dot / history.update_hi_sq
             record.swamped_share = moved.stalled / moved.moved if moved.moved else 0.0
             step_efficiency = moved.dot / moved.hi_sq
+            self._runs_away(name, twin, moved)
             if step_efficiency < self.limits.update_efficiency and history.gradient_intact and UNIT_ROUNDOFF[p.dtype] >= 2.0**-11:
                 history.run += 1
                 self._swamped(name, p, twin, history, moved, step_efficiency, optimizer)
             else:
                 history.run = 0
+
+    def _broke(self, name: str, p: Tensor, hi: Tensor, twin: Any) -> bool:
+        """The step made weights Inf or NaN that are finite in fp64."""
+        stats = measure(p.detach(), hi)
+        if not stats.introduced:
+            return False
+        reason = f"{stats.introduced} of {stats.elements} values of {name} are Inf or NaN after the step"
+        self.log.sink(
+            SinkKind.UPDATE, name, twin.site, twin.events, Verdict.BROKEN, reason, {"nonfinite": stats.introduced, "elements": stats.elements, "parameter": name}
+        )
+        return True
+
+    def _runs_away(self, name: str, twin: Any, moved: Any) -> None:
+        """A step several times too long, or against the twin's, where something upstream lost its numbers."""
+        size = math.sqrt(moved.lo_sq / moved.hi_sq)
+        direction = moved.dot / moved.hi_sq
+        if size <= self.limits.excess_step and direction >= -0.2:
+            return
+        causes = frozenset(e for e in twin.events if self.log.events[e].kind in _RUNAWAY_CAUSES)
+        if causes:
+            text = f"the step of {name} is {size:.3g} times too long" if size > self.limits.excess_step else f"the step of {name} points the wrong way"
+            self.log.sink(SinkKind.UPDATE, name, twin.site, causes, Verdict.BROKEN, text, {"efficiency": direction, "excess": size, "parameter": name})
 
     def _swamped(self, name: str, p: Tensor, twin: Any, history: _History, moved: Any, step_efficiency: float, optimizer: str) -> None:
         # the step from the same start is smaller in the stored weights: rounding of w + dw is the only thing between them

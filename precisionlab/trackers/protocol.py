@@ -20,6 +20,7 @@ from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.patches import Patches
+from precisionlab.trackers.sinks import Sinks
 from precisionlab.trackers.units import power_of, stem
 
 Tensor = torch.Tensor
@@ -35,11 +36,13 @@ _COLLAPSED = 1.0
 class Protocol:
     """Follows scaler, clipping, accumulation, schedule and casts of one audit."""
 
-    def __init__(self, log: RunLog, memory: ShadowMemory, locator: Locator, parameters: Parameters, thresholds: Thresholds) -> None:
+    def __init__(self, log: RunLog, memory: ShadowMemory, locator: Locator, parameters: Parameters, sinks: Sinks, thresholds: Thresholds) -> None:
         self.log = log
         self.memory = memory
         self.locator = locator
         self.parameters = parameters
+        self.sinks = sinks
+        self.backwards = 0
         self.limits = thresholds
         self.scale = 1.0
         self.scaled = False
@@ -49,6 +52,7 @@ class Protocol:
         self.steps = 0
         self._skips_in_a_row = 0
         self._grads: dict[int, str] = {}
+        self._weights: dict[int, str] = {}
         self._params: weakref.WeakSet[Any] | None = None
         self._known: dict[int, weakref.ref[Tensor]] = {}
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -108,8 +112,13 @@ class Protocol:
         twin.site = site
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        self.backwards += 1
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        _, _, place, _ = self.locator.locate()
         for root in roots:
+            if isinstance(root, Tensor):
+                with torch.no_grad(), torch._C._DisableTorchDispatch():
+                    self.sinks.value(SinkKind.LOSS, "the loss", root, self.log.site("", "backward", Phase.FORWARD, place))
             twin = self.memory.get(root) if isinstance(root, Tensor) else None
             if twin is not None and twin.marks and "times" in twin.marks and twin.power == 0.0:
                 # a Python number multiplied onto the loss right before backward is a static loss scale
@@ -213,6 +222,8 @@ class Protocol:
             self._note_cast(call)
         elif self._casts and call.phase is Phase.FORWARD:
             self._stale_casts(call)
+        if name == "copy" and info.in_place and self._weights:
+            self._copied(call)
         if self._grads and (info.in_place or name in _CLEANERS):
             self._on_gradients(call, name)
 
@@ -267,6 +278,27 @@ class Protocol:
             if powers[0] == 0.0 and powers[1] >= 1.0 and self.scale > 1.5:
                 marks["mixed"] = marks.get("unit_site", site)
 
+    def _copied(self, call: OpCall) -> None:
+        """A half parameter is overwritten by a stepped wide one: the change must be the step, up to rounding."""
+        target, source = call.args[0], call.args[1]
+        name = self._weights.get(target.untyped_storage()._cdata)
+        before = call.before.get(id(target))
+        if name is None or before is None or not isinstance(source, Tensor) or source.shape != target.shape:
+            return
+        key = source.untyped_storage()._cdata
+        move = self.parameters.moves.get(key)
+        u = UNIT_ROUNDOFF[target.dtype]
+        if move is None or u <= UNIT_ROUNDOFF.get(source.dtype, 1.0):
+            return
+        self.parameters.moves[key] = 0.0
+        old = before.double()
+        change = float((source.double() - old).norm())
+        allowed = move + u * float(old.norm())
+        if allowed > 0 and change > self.limits.master_mismatch * allowed:
+            site = self.log.site(call.module, call.info.name, call.phase, call.place)
+            evidence: Evidence = {"mismatch": change / allowed, "parameter": name}
+            self._convict("masters-do-not-match", site, evidence, name, f"{name} jumps {change / allowed:.3g} times as far as the step and rounding explain")
+
     def _note_cast(self, call: OpCall) -> None:
         source = call.args[0]
         if (
@@ -274,7 +306,6 @@ class Protocol:
             and source.is_leaf
             and source.requires_grad
             and torch.is_autocast_cache_enabled()
-            and torch.is_autocast_enabled(source.device.type)
             and call.outputs
             and call.outputs[0].lo.dtype is torch.get_autocast_dtype(source.device.type)
         ):
@@ -289,7 +320,7 @@ class Protocol:
             source = marks["cast_of"][0]()
             if source is None or source._version == marks["cast_of"][1]:
                 continue
-            if bool(torch.equal(source.detach().to(p.lo.dtype), p.lo.reshape(source.shape) if p.lo.shape != source.shape and p.lo.is_contiguous() else p.lo.t() if p.lo.dim() == 2 and p.lo.shape != source.shape else p.lo)):
+            if _same_values(source.detach(), p.lo):
                 continue
             name = self.parameters.name_of(source, "a weight")
             site = self.log.site(call.module, call.info.name, call.phase, call.place)
@@ -362,16 +393,20 @@ class Protocol:
     def _note_gradients(self) -> None:
         """After backward: which storages are gradients now, and with which power."""
         grads: dict[int, str] = {}
+        weights: dict[int, str] = {}
         for ref, name in list(self.parameters.names()):
             p = ref()
             grad = p.grad if p is not None else None
             if grad is None or grad.layout != torch.strided:
                 continue
             grads[grad.untyped_storage()._cdata] = name
+            if p is not None and UNIT_ROUNDOFF.get(p.dtype, 0.0) > 2.0**-24:
+                weights[p.untyped_storage()._cdata] = name
             twin = self.memory.get(grad)
             if twin is not None and self.scaled:
                 _marks(twin)["power"] = twin.power
         self._grads = grads
+        self._weights = weights
 
     # -- helpers ------------------------------------------------------------------------------------------------------------------
 
@@ -394,6 +429,15 @@ def grouped(call: OpCall) -> list[tuple[Pair, list[Pair]]]:
         entries = [by_id[id(entry[i])] for entry in lists if i < len(entry) and id(entry[i]) in by_id]
         out.append((pair, entries + single))
     return out
+
+
+def _same_values(weight: Tensor, cast: Tensor) -> bool:
+    """Whether ``cast`` (a view of a cast of ``weight``, perhaps transposed) holds the present values."""
+    fresh = weight.to(cast.dtype)
+    if cast.shape != fresh.shape:
+        fresh = fresh.t() if fresh.dim() == 2 and fresh.t().shape == cast.shape else fresh.reshape(-1)
+        cast = cast if cast.shape == fresh.shape else cast.reshape(-1)
+    return fresh.shape != cast.shape or bool(torch.equal(fresh, cast))
 
 
 def _factor(call: OpCall, pair: Pair) -> float | None:

@@ -40,6 +40,15 @@ class Sinks:
         self.memory = memory
         self.limits = thresholds
 
+        self.reads: dict[Site, int] = {}
+        """How often Python read a bool at each site."""
+
+    def finish(self) -> None:
+        """At the end: how many of the conditions at a site came out otherwise."""
+        for sink in self.log.sinks.values():
+            if sink.evidence.get("python") and sink.site is not None:
+                sink.evidence["share"] = sink.count / max(self.reads.get(sink.site, 0), sink.count)
+
     # -- floating values ----------------------------------------------------------------------------------------------------------
 
     def value(self, kind: SinkKind, name: str, t: Tensor, site: Site | None) -> None:
@@ -82,7 +91,7 @@ class Sinks:
 
     def at_exit(self, ignore: set[int]) -> None:
         """Every tensor that user code still holds. Parameters are judged by their gradients and updates instead."""
-        held = [o for o in gc.get_objects() if isinstance(o, Tensor)]
+        held = live_tensors()
         for t in held:
             if id(t) in ignore or isinstance(t, torch.nn.Parameter):
                 continue
@@ -144,6 +153,8 @@ class Sinks:
         if call.phase in _INTERNAL_PHASES:
             return
         site = self.log.site(call.module, call.info.name, call.phase, call.place)
+        if isinstance(value, bool):
+            self.reads[site] = self.reads.get(site, 0) + 1
         for p in call.decisions:
             if p.lo.numel() == 1 and bool((p.lo != p.hi).any()) and _strong({self.log.events[e].kind for e in p.twin.events}):
                 evidence: Evidence = {"share": 1.0, "flips": 1, "elements": 1, "python": True, "value": float(value)}
@@ -166,6 +177,11 @@ class Sinks:
             self.log.sink(kind, name, site, twin.events, Verdict.BROKEN, reason, evidence)
         elif share > self.limits.decision_share and not selects:
             self.log.sink(kind, name, site, twin.events, Verdict.RISKY, reason, evidence)
+
+
+def live_tensors() -> list[Tensor]:
+    """Every tensor that a Python object refers to. ``type`` instead of ``isinstance``: the latter wakes lazy objects of other libraries."""
+    return [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
 
 
 def _strong(kinds: set[EventKind]) -> bool:

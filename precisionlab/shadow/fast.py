@@ -1,0 +1,100 @@
+"""The low-precision side in a hurry (``--kernels fast``): half dot products run in fp32 and are rounded to storage once.
+
+CPUs without half-precision instructions run native fp16 products 10 to 100 times slower than fp32 ones. Here the half operands are widened
+(exactly), products are exact in fp32, sums are fp32, and each result is rounded to the half format once: what a GPU with fp32 accumulation
+does. Against the native CPU kernel, which accumulates in fp32 too, only the order of the sum differs. Fused attention keeps its
+probabilities in fp32 here, where the native kernel stores them in half once: this side is the more exact of the two.
+
+Inf and NaN pass as natively, and a sum above the format's largest number becomes Inf by the rounding. Results have the dtypes, shapes and
+strides of the native ones. Not for ``pl.audit()``, whose program keeps its own bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from precisionlab.ops.registry import optional_ops
+from precisionlab.shadow.opinfo import OpInfo
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+HALVES = (torch.float16, torch.bfloat16)
+SLOW_RATIO = 4.0
+"""Half over fp32 time of a matrix product above which native half counts as slow: widening and rounding then cost less than they save."""
+_PROBE_SIZE = 256
+
+
+def fast_low_side(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a half dot product, convolution or attention by way of fp32, or ``NotImplemented`` for every other call.
+
+    For ``ShadowMode.low_side``: runs inside the dispatch handler, with dispatch already disabled.
+    """
+    kernel = _KERNELS.get(info.func)
+    if kernel is None:
+        return NotImplemented
+    half = _half_of(args, kwargs)
+    return NotImplemented if half is None else kernel(half, info.func, args, kwargs)
+
+
+@functools.cache
+def native_half_is_slow(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies matrices of a half dtype more than ``SLOW_RATIO`` times slower than fp32 ones. Measured once a process."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        ones = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device="cpu")
+        return _seconds(ones.to(dtype)) > SLOW_RATIO * _seconds(ones)
+
+
+def _seconds(matrix: Tensor) -> float:
+    """Shortest of three products after one to warm up (mkldnn prepares its kernel in the first)."""
+    best = float("inf")
+    for repetition in range(4):
+        start = time.perf_counter()
+        torch.mm(matrix, matrix)
+        if repetition:
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _half_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The half dtype that all operands share (logsumexp and a mask may be fp32), None where there is none."""
+    half = args[0].dtype if isinstance(args[0], Tensor) and args[0].is_cpu and args[0].dtype in HALVES else None
+    for operand in (*args[1:3], kwargs.get("out")):
+        if isinstance(operand, Tensor) and (operand.dtype is not half or not operand.is_cpu or operand.layout is not torch.strided):
+            return None
+    return half
+
+
+def _wide(half: torch.dtype, value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype is half else value
+
+
+def _run_wide(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*(_wide(half, a) for a in args), **{name: _wide(half, a) for name, a in kwargs.items()})
+
+
+def _round_all(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every result is of the half dtype (and may be None: gradients that nobody asked for)."""
+    out = _run_wide(half, func, args, kwargs)
+    return out.to(half) if isinstance(out, Tensor) else tuple(t if t is None else t.to(half) for t in out)
+
+
+def _attention(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The native kernel returns logsumexp in fp32."""
+    out, logsumexp = _run_wide(half, func, args, kwargs)
+    return out.to(half), logsumexp
+
+
+_KERNELS: dict[Any, Callable[[torch.dtype, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    packet.default: _round_all
+    for packet in optional_ops(
+        aten,
+        *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward"),
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+} | {packet.default: _attention for packet in optional_ops(aten, "_scaled_dot_product_flash_attention_for_cpu")}
