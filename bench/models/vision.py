@@ -98,7 +98,7 @@ def _let_torchvision_import() -> None:
 
 @healthy("resnet18-timm", steps=1)
 def resnet18_timm(plan: Plan) -> Step:
-    """timm's ResNet-18 (random weights) on digits enlarged to 32 x 32."""
+    """timm's ResNet-18 (random weights) on digits enlarged to 64 x 64."""
     _let_torchvision_import()
     import timm
 
@@ -107,6 +107,6 @@ def resnet18_timm(plan: Plan) -> Step:
 
     def loss(i: int) -> Tensor:
         images, labels = digit_images(i, 8)
-        return classify(plan, model, F.interpolate(images, scale_factor=4), labels)
+        return classify(plan, model, F.interpolate(images, scale_factor=8), labels)
 
     return lambda i: trainer.step(lambda: loss(i))

@@ -34,7 +34,7 @@ _register(
     "transpose_copy slice_copy select_copy squeeze_copy unsqueeze_copy split_copy split_with_sizes_copy unbind_copy detach_copy alias_copy t_copy "
     "narrow_copy channel_shuffle pixel_shuffle pixel_unshuffle im2col block_diag meshgrid atleast_1d atleast_2d atleast_3d upsample_nearest1d "
     "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
-    "_pin_memory swap real_copy view_as_real_copy view_as_complex_copy diagonal_copy complex _unsafe_masked_index _chunk_cat _foreach_copy",
+    "_pin_memory swap real_copy view_as_real_copy view_as_complex_copy diagonal_copy complex _unsafe_masked_index _chunk_cat",
     Family.COPY,
     How.RERUN,
 )

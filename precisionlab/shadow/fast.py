@@ -79,9 +79,16 @@ def _run_wide(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _round_all(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every result is of the half dtype (and may be None: gradients that nobody asked for)."""
+    """Every result is of the half dtype."""
     out = _run_wide(half, func, args, kwargs)
-    return out.to(half) if isinstance(out, Tensor) else tuple(t if t is None else t.to(half) for t in out)
+    return out.to(half) if isinstance(out, Tensor) else tuple(t.to(half) for t in out)
+
+
+def _convolution_backward(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gradients that nobody asked for are None, as natively; the fp32 kernel computes some of them all the same."""
+    wanted = args[-1] if len(args) == 11 else kwargs["output_mask"]
+    grads = _run_wide(half, func, args, kwargs)
+    return tuple(grad.to(half) if want and grad is not None else None for grad, want in zip(grads, wanted, strict=True))
 
 
 def _attention(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -94,7 +101,9 @@ _KERNELS: dict[Any, Callable[[torch.dtype, Any, tuple[Any, ...], dict[str, Any]]
     packet.default: _round_all
     for packet in optional_ops(
         aten,
-        *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward"),
+        *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "convolution"),
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     )
-} | {packet.default: _attention for packet in optional_ops(aten, "_scaled_dot_product_flash_attention_for_cpu")}
+}
+_KERNELS |= {packet.default: _convolution_backward for packet in optional_ops(aten, "convolution_backward")}
+_KERNELS |= {packet.default: _attention for packet in optional_ops(aten, "_scaled_dot_product_flash_attention_for_cpu")}
