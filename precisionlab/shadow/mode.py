@@ -115,7 +115,7 @@ class ShadowMode(TorchDispatchMode):
             return func(*args, **kwargs)
         self.ops += 1
         if info.may_differ:
-            keep_native(self.memory)
+            keep_native(self.memory, func, args)
         guard = torch._C._DisableTorchDispatch()
         try:
             prepared = self._prepare(info, args, kwargs)
@@ -271,7 +271,7 @@ class ShadowMode(TorchDispatchMode):
             return
         if info.mutated:
             self._tie_mutated(info, call, hi_out)
-            if info.is_out or info.returns <= len(info.mutated):
+            if info.is_out or not info.fresh_results:
                 return
         if info.hidden_writes:
             twins = {id(p.lo): p.twin for p in call.inputs}

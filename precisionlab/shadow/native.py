@@ -9,6 +9,7 @@ same function. Not under ``create_graph``: there the composite path is what is d
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,41 +19,46 @@ from precisionlab.shadow.memory import ShadowMemory
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
-    "ProdBackward0": lambda x: x.prod(),
-    "MaxBackward1": lambda x: x.max(),
-    "MinBackward1": lambda x: x.min(),
-    "MedianBackward0": lambda x: x.median(),
-    "NanmedianBackward0": lambda x: x.nanmedian(),
+_FORWARD: dict[str, tuple[Any, Callable[[Any], Callable[[Tensor], Tensor]]]] = {
+    "ProdBackward0": (aten.mul.Tensor, lambda node: torch.prod),
+    "ProdBackward1": (aten.mul.Tensor, lambda node: partial(torch.prod, dim=node._saved_dim, keepdim=True)),
+    "MaxBackward1": (aten.div.Tensor, lambda node: torch.max),
+    "MinBackward1": (aten.div.Tensor, lambda node: torch.min),
+    "MedianBackward0": (aten.div.Tensor, lambda node: torch.median),
+    "NanmedianBackward0": (aten.div.Tensor, lambda node: torch.nanmedian),
 }
-"""Autograd node -> the op whose backward it is."""
+"""Autograd node -> (the op of its composite path whose last call has the incoming gradient in front, the forward op)."""
 
-FIRST_OPS = frozenset((aten.eq.Tensor, aten.cumprod.default, aten.isnan.default))
-"""What the composite paths run: where to look which node is running."""
+LOOK_AT = frozenset((aten.mul.Tensor, aten.div.Tensor))
+"""Ops in front of which to ask which node is running."""
 
 
-def keep_native(memory: ShadowMemory) -> None:
-    """If the running autograd node is one of ``FORWARD``, see to it that its result is the one without a mode."""
+def keep_native(memory: ShadowMemory, func: Any, args: tuple[Any, ...]) -> None:
+    """If the running autograd node is one of the above, see to it that its result is the one without a mode."""
     node = torch._C._current_autograd_node()
     if node is None or torch.is_grad_enabled():
         return
-    forward = FORWARD.get(node.name())
-    if forward is None or "precisionlab" in node.metadata:
+    known = _FORWARD.get(node.name())
+    if known is None or func is not known[0]:
         return
-    node.metadata["precisionlab"] = True
+    state = node.metadata.get("precisionlab")
+    if state is not None:
+        state["incoming"] = args[0]
+        return
+    state = node.metadata["precisionlab"] = {"incoming": args[0]}
     # the hook must not hold the node that holds it
-    operand, metadata = node._saved_self.detach(), node.metadata
+    operand, metadata, forward = node._saved_self.detach(), node.metadata, known[1](node)
 
-    def replace(gradients: tuple[Any, ...], incoming: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def replace(gradients: tuple[Any, ...], _: tuple[Any, ...]) -> tuple[Any, ...] | None:
         handle.remove()
         del metadata["precisionlab"]
         (composite,) = gradients
-        if composite is None or incoming[0] is None:
+        if composite is None:
             return None
         with torch._C._DisableTorchDispatch():
             with torch.enable_grad():
                 x = operand.clone().requires_grad_()
-                (plain,) = torch.autograd.grad(forward(x), x, incoming[0])
+                (plain,) = torch.autograd.grad(forward(x), x, state["incoming"])
             memory.move(composite, plain)
         return (plain,)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from precisionlab.ops.registry import Family, How, OpRule, find_rule
-from precisionlab.shadow.native import FIRST_OPS
+from precisionlab.shadow.native import LOOK_AT
 from precisionlab.shadow.special import SPECIAL
 
 WIDE = {
@@ -37,7 +37,7 @@ class OpInfo:
 
     __slots__ = (
         "func", "name", "rule", "how", "family", "mutated", "is_out", "factory_dtype", "listed", "exact", "in_place", "writes", "written_names",
-        "hidden_writes", "names", "twin_func", "order", "returns", "composite", "touches_nothing", "special", "may_differ",
+        "hidden_writes", "names", "twin_func", "order", "fresh_results", "composite", "touches_nothing", "special", "may_differ",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -63,11 +63,11 @@ class OpInfo:
             "Tensor[]" in str(schema.arguments[i].type) for i, _ in self.mutated
         )  # fmt: skip
         self.exact = self.family in (Family.COPY, Family.VIEW) and name not in ("copy_", "_to_copy", "copy", "to")
-        self.returns = len(schema.returns)
+        self.fresh_results = any(r.alias_info is None for r in schema.returns)
         self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
         """Taken apart by the dispatcher before a mode sees it, except under inference mode."""
         self.touches_nothing = self.how in (How.REAL, How.UNINITIALISED) and not self.mutated and self.family is not Family.COLLECTIVE
-        self.may_differ = func in FIRST_OPS
+        self.may_differ = func in LOOK_AT
         self.special = SPECIAL.get(func._overloadpacket)
         self.twin_func, self.order = func, None
         if self.is_out or (self.in_place and self.rule.reference is not None and not self.listed):
