@@ -32,7 +32,7 @@ class Thresholds:
     lost_share: float = _limit(0.5, "Share of an addend's magnitude that the rounded sum lost. Healthy residual additions lose up to 0.12.")
     structural_zero_u: float = _limit(0.01, "Size of a cancelling result, in u of its operands, below which its exact value counts as zero: noise there is no fault.")
     flush_share: float = _limit(0.1, "Share of the energy of a result that became zero. Quiet 0.003 in half, faulty 0.78.")
-    headroom_log2: float = _limit(1.0, "Binades left below the largest finite number under which a result is called near overflow.")
+    headroom_log2: float = _limit(0.5, "Binades left below the largest finite number under which a result is called near overflow: maxima vary by as much between batches.")
     mask_drift_u: float = _limit(1.0, "Drift, in u, at or below which the effect of earlier events counts as masked.")
 
     # Sinks: where it matters.

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -59,7 +60,11 @@ def judge(record: RunRecord, thresholds: Thresholds) -> Report:
             continue
         arrived.sort(key=lambda pair: (-pair[1].severity, _SINK_ORDER[pair[0].kind]))
         faults.append(Fault(events[root_id], arrived[0][0], arrived[0][1], tuple(sink for sink, _ in arrived)))
-    findings = [f for f in (_finding(fault) for fault in _merge(faults)) if f is not None]
+    faults = _merge(faults)
+    near = _near_overflow(record, thresholds)
+    if near is not None and not any(f.event is not None and f.event.kind is EventKind.OVERFLOW for f in faults):
+        faults.append(near)
+    findings = [f for f in (_finding(fault) for fault in faults) if f is not None]
     findings.sort(key=lambda f: (-f.verdict.severity, f.first_step, f.code, f.module, f.op, f.source))
     reported = {(f.module, f.op, f.source) for f in findings}
     ops = [_op_verdict(op, findings, thresholds) for op in record.ops]
@@ -108,6 +113,43 @@ def _weigh(sink: SinkRecord, root: EventRecord | None, record: RunRecord, limits
     if stepped and sink.kind is SinkKind.GRADIENT and nonfinite and record.skipped_steps and record.optimizer_steps > record.skipped_steps:
         return Verdict.SAFE  # the scaler calibrates: the step was skipped, as it should be
     return verdict
+
+
+def _near_overflow(record: RunRecord, limits: Thresholds) -> Fault | None:
+    """The forward product or sum that came closest to the end of its format, when that is closer than ``headroom_log2`` binades.
+
+    Gradients are left out: a dynamic loss scaler brings them to the end of the range on purpose.
+    """
+    closest: tuple[float, Any] | None = None
+    for op in record.ops:
+        if op.family not in _GROWING or op.site.phase is not Phase.FORWARD or op.introduced_nonfinite or not op.max_abs > 0:
+            continue
+        largest = _largest(op.plan.storage)
+        if largest is None:
+            continue
+        headroom = math.log2(largest / op.max_abs)
+        if headroom < limits.headroom_log2 and (closest is None or headroom < closest[0]):
+            closest = (headroom, op)
+    if closest is None:
+        return None
+    headroom, op = closest
+    evidence: dict[str, float | int | str | bool] = {
+        "headroom_log2": headroom,
+        "max_abs": op.max_abs,
+        "format_max": _largest(op.plan.storage) or 0.0,
+        "dtype": op.plan.storage,
+    }
+    event = EventRecord(-1, EventKind.OVERFLOW, op.site, frozenset(), op.count, 0, evidence, "headroom")
+    return Fault(event, None, Verdict.RISKY)
+
+
+_GROWING = frozenset(("dot", "convolution", "reduction", "scan", "attention"))
+
+
+def _largest(storage: str) -> float | None:
+    from precisionlab.formats import get_format
+
+    return float(get_format(storage).max) if storage in ("fp16", "bf16", "fp8_e5m2", "fp8_e4m3fn") else None
 
 
 def _is_structural_zero(sink: SinkRecord, root: EventRecord, limits: Thresholds) -> bool:

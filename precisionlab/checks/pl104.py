@@ -12,22 +12,23 @@ class NearOverflow(Check):
     """A result came close to the largest number of its format.
 
     What it means
-        Nothing overflowed, but the largest magnitude lies within a factor of two of the end of the format. Headroom is counted in
-        binades: log2(largest finite number / largest magnitude seen). fp16 values above 32752 have less than one.
+        Nothing overflowed, but the largest magnitude lies within a factor of 1.4 of the end of the format. Headroom is counted in
+        binades: log2(largest finite number / largest magnitude seen). fp16 values above 46300 have less than half of one.
 
     Why it hurts
         A slightly different input, a longer sequence or one more layer makes it inf, and then the whole row or step is lost. Precision
         is not affected: the relative spacing near the end of a format is the same as everywhere else.
 
     How it is measured
-        `headroom_log2` (1.0): binades left under which a result is called near overflow. Source: one factor of two; deliberate
+        `headroom_log2` (0.5): binades left under which a result is called near overflow. Source: maxima of products and sums vary by
+        about as much from batch to batch; only forward products, sums and convolutions are looked at, so deliberate
         extremes (masks, fills) are not counted. The finding is a warning and never "broken".
 
     Smallest example
         import math, torch
-        h = torch.tensor([40000.0], dtype=torch.float16)
+        h = torch.tensor([50000.0], dtype=torch.float16)
         headroom = math.log2(torch.finfo(torch.float16).max / h.item())
-        assert 0.7 < headroom < 0.72          # binades
+        assert 0.38 < headroom < 0.40         # binades
         assert (h + h).isinf()                # one addition away from inf
 
     Fix

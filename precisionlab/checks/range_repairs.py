@@ -38,6 +38,11 @@ def overflow_repair(fault: Fault) -> str:
             "Cast to fp32 before squaring (g.float().pow(2).sum().sqrt(), or torch.linalg.vector_norm(g, dtype=torch.float32)): a square"
             f" leaves {name} as soon as the value exceeds {_root(largest)}."
         )
+    if kind == "power" and mentions(fault, "mean", "sum", "norm", "rms", "var"):
+        return (
+            f"Square and sum{code_line(fault)} in fp32 and round only the result (x.float().square().mean(-1), or F.rms_norm and F.layer_norm,"
+            f" which do so inside): a square leaves {name} as soon as the value exceeds {_root(largest)}."
+        )
     if kind == "power":
         return (
             f"Evaluate this activation or power{code_line(fault)} in fp32 and round its result, or use the fused form (F.gelu(x,"

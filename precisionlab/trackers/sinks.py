@@ -56,7 +56,7 @@ class Sinks:
         twin = self.memory.get(t)
         if twin is None or twin.decision:
             return
-        if not twin.events and not twin.nonfinite and twin.drift == 0.0:
+        if not twin.events and not twin.nonfinite and twin.drift == 0.0 and kind is SinkKind.EXIT:
             return
         stats = measure(t, self.memory.window(t, twin))
         if not stats.elements:
@@ -75,6 +75,11 @@ class Sinks:
         if stats.introduced:
             share = "" if stats.elements == 1 else f"{stats.introduced} of {stats.elements} values of "
             self.log.sink(kind, name, site, twin.events, Verdict.BROKEN, f"{share}{what} {'is' if not share else 'are'} Inf or NaN", evidence)
+            return
+        if stats.nonfinite and kind is not SinkKind.EXIT and bool(torch.isnan(t).any()):
+            evidence["nonfinite"] = stats.nonfinite
+            reason = f"{what} holds NaN in fp64 as well"
+            self.log.sink(kind, name, site, NO_EVENTS, Verdict.RISKY, reason, evidence, needs_event=False)
             return
         share_limit = {SinkKind.EXIT: self.limits.exit_drift, SinkKind.ITEM: self.limits.item_drift}.get(kind, self.limits.output_drift)
         if drift > share_limit and drift > self.limits.output_drift_u * u:
