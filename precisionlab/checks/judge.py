@@ -35,10 +35,13 @@ _RANK = {
 }
 """Which of several unrelated roots is blamed: the more damaging and the more specific first."""
 
-_NONFINITE_ROOTS = frozenset((EventKind.PROTOCOL, EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.CAST, EventKind.CONSTANT, EventKind.FLUSH, EventKind.GAIN))
+_NONFINITE_ROOTS = frozenset(
+    (EventKind.PROTOCOL, EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.CAST, EventKind.CONSTANT, EventKind.FLUSH, EventKind.GAIN)
+)
 _WEIGHT_SINKS = frozenset((SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.STATE, SinkKind.ACCUMULATOR))
-_NO_GAIN = frozenset((SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.ITEM, SinkKind.EXIT, SinkKind.STATE))
-"""Sinks at which amplification alone convicts nobody: gradients near convergence, key biases and differences are noise by nature."""
+_NO_GAIN = frozenset((SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.ITEM, SinkKind.EXIT, SinkKind.STATE, SinkKind.LOSS))
+"""Sinks at which amplification alone convicts nobody: gradients and residuals near convergence, key biases and
+differences are noise by nature."""
 
 
 def judge(record: RunRecord, thresholds: Thresholds) -> Report:
@@ -166,7 +169,10 @@ def _worst_per_kind(arrived: list[tuple[SinkRecord, Verdict]]) -> list[tuple[Sin
     best: dict[SinkKind, tuple[SinkRecord, Verdict]] = {}
     for sink, verdict in arrived:
         known = best.get(sink.kind)
-        if known is None or (verdict.severity, _number(sink.evidence.get("drift"))) > (known[1].severity, _number(known[0].evidence.get("drift"))):
+        if known is None or (verdict.severity, _number(sink.evidence.get("drift"))) > (
+            known[1].severity,
+            _number(known[0].evidence.get("drift")),
+        ):
             best[sink.kind] = (sink, verdict)
     return list(best.values())
 
@@ -203,7 +209,20 @@ def _finding(fault: Fault) -> Finding | None:
     count = event.count if event is not None else sink.count if sink is not None else 0
     first = event.first_step if event is not None else sink.first_step if sink is not None else 0
     return Finding(
-        check.code, check.kind, fault.verdict, phase, module, op, source, parameter, message, evidence, check.advice(fault), count, first, mark
+        check.code,
+        check.kind,
+        fault.verdict,
+        phase,
+        module,
+        op,
+        source,
+        parameter,
+        message,
+        evidence,
+        check.advice(fault),
+        count,
+        first,
+        mark,
     )
 
 
@@ -225,7 +244,10 @@ def _op_verdict(op: Any, findings: list[Finding], limits: Thresholds) -> OpVerdi
         op.count,
         op.plan,
         worst if op.shadowed else Verdict.UNKNOWN,
-        Column(storage, {"max_abs": op.max_abs, "flushed_energy_share": op.flushed_energy_share, "introduced_nonfinite": op.introduced_nonfinite}),
+        Column(
+            storage,
+            {"max_abs": op.max_abs, "flushed_energy_share": op.flushed_energy_share, "introduced_nonfinite": op.introduced_nonfinite},
+        ),
         Column(compute, {"gain": op.gain_max, "local_error_u": op.local_error_u, "local_checks": op.local_checks}),
         Column(accumulation, {"rho_max": op.rho_max, "rho_p99": op.rho_p99, "reduction_length": op.reduction_length}),
         op.drift_u,

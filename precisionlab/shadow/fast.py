@@ -84,11 +84,40 @@ def _round_all(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict
     return out.to(half) if isinstance(out, Tensor) else tuple(t.to(half) for t in out)
 
 
+def _convolution(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = _run_wide(half, func, args, kwargs).to(half)
+    return _laid_out(out, _native_layout(args[:9]))
+
+
 def _convolution_backward(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Gradients that nobody asked for are None, as natively; the fp32 kernel computes some of them all the same."""
-    wanted = args[-1] if len(args) == 11 else kwargs["output_mask"]
-    grads = _run_wide(half, func, args, kwargs)
-    return tuple(grad.to(half) if want and grad is not None else None for grad, want in zip(grads, wanted, strict=True))
+    grads = [
+        grad.to(half) if wanted and grad is not None else None for grad, wanted in zip(_run_wide(half, func, args, kwargs), args[10], strict=True)
+    ]
+    layout = _native_layout((args[1], args[2], None, *args[4:10], args[3]))
+    if grads[0] is not None:
+        grads[0] = _laid_out(grads[0], layout)
+    if grads[1] is not None and (layout is torch.contiguous_format or layout is not None and grads[1].is_contiguous()):
+        grads[1] = _laid_out(grads[1], torch.contiguous_format)
+    return tuple(grads)
+
+
+def _native_layout(problem: tuple[Any, ...]) -> torch.memory_format | None:
+    """The memory format that the native kernel gives its results; None where it is the kernel that fp32 has too (oneDNN).
+
+    The two differ for three-dimensional convolutions with channels last, which only oneDNN keeps.
+    """
+    backend = torch._C._select_conv_backend(*problem)
+    return None if "Mkldnn" in str(backend) else torch._C._conv_determine_backend_memory_format(problem[0], problem[1], backend)
+
+
+def _laid_out(t: Tensor, layout: torch.memory_format | None) -> Tensor:
+    """The tensor with exactly the strides of a layout, those of dimensions of size 1 (which address nothing) included."""
+    if layout is None:
+        return t
+    last = layout is not torch.contiguous_format
+    strides = torch._prims_common.make_channels_last_strides_for if last else torch._prims_common.make_contiguous_strides_for
+    return t.contiguous(memory_format=layout).as_strided(t.shape, strides(t.shape))
 
 
 def _attention(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -101,9 +130,10 @@ _KERNELS: dict[Any, Callable[[torch.dtype, Any, tuple[Any, ...], dict[str, Any]]
     packet.default: _round_all
     for packet in optional_ops(
         aten,
-        *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "convolution"),
+        *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"),
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     )
 }
 _KERNELS |= {packet.default: _convolution_backward for packet in optional_ops(aten, "convolution_backward")}
+_KERNELS |= {packet.default: _convolution for packet in optional_ops(aten, "convolution")}
 _KERNELS |= {packet.default: _attention for packet in optional_ops(aten, "_scaled_dot_product_flash_attention_for_cpu")}

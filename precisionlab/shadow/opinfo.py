@@ -35,11 +35,6 @@ HIDDEN_WRITES: dict[str, frozenset[int]] = {
 class OpInfo:
     """Static facts of one overload."""
 
-    __slots__ = (
-        "func", "name", "rule", "how", "family", "mutated", "is_out", "factory_dtype", "listed", "exact", "in_place", "writes", "written_names",
-        "hidden_writes", "names", "twin_func", "order", "fresh_results", "composite", "touches_nothing", "special", "may_differ",
-    )  # fmt: skip
-
     def __init__(self, func: Any) -> None:
         schema = func._schema
         self.func = func
@@ -59,9 +54,9 @@ class OpInfo:
         self.written_names = frozenset(n for _, n in self.mutated)
         has_tensor = any("Tensor" in str(a.type) for a in schema.arguments if not a.is_out)
         self.factory_dtype = not has_tensor and any(a.name == "dtype" for a in schema.arguments)
-        self.listed = bool(schema.returns) and "[]" in str(schema.returns[0].type) or any(
-            "Tensor[]" in str(schema.arguments[i].type) for i, _ in self.mutated
-        )  # fmt: skip
+        self.listed = any("List[Tensor]" in str(r.type) for r in schema.returns) or any(
+            "List[Tensor]" in str(schema.arguments[i].type) for i, _ in self.mutated
+        )
         self.exact = self.family in (Family.COPY, Family.VIEW) and name not in ("copy_", "_to_copy", "copy", "to")
         self.fresh_results = any(r.alias_info is None for r in schema.returns)
         self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from precisionlab.records import EventKind, SinkKind, Verdict
 from precisionlab.shadow.measure import displacement
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
@@ -54,7 +52,11 @@ class Accumulators:
         if writes == _WATCH_FROM:
             watched["lo"], watched["hi"] = pair.lo.detach().clone(), pair.hi.clone()
             return
-        if writes < _WATCH_FROM + self.limits.accumulator_writes or "lo" not in watched or (writes - _WATCH_FROM) & (writes - _WATCH_FROM - 1):
+        if (
+            writes < _WATCH_FROM + self.limits.accumulator_writes
+            or "lo" not in watched
+            or (writes - _WATCH_FROM) & (writes - _WATCH_FROM - 1)
+        ):
             return
         moved = displacement(pair.lo, watched["lo"], pair.hi, watched["hi"])
         if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq):

@@ -81,7 +81,7 @@ def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None
             if not isinstance(second, (list, tuple)) or index >= len(second):
                 return None
             first, second = first[index], second[index]
-        if not (isinstance(first, Tensor) and isinstance(second, Tensor)) or second.numel() == 1 and first.numel() > 1:
+        if not (isinstance(first, Tensor) and isinstance(second, Tensor)) or (second.numel() == 1 and first.numel() > 1):
             return None
         if not (first.dtype in UNIT_ROUNDOFF and second.dtype in UNIT_ROUNDOFF) or first.is_complex() or second.is_complex():
             return None

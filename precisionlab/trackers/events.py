@@ -131,7 +131,9 @@ class EventRules:
             raised.extend(self._cast(call, pair, inputs, stats, carried))
         twin.drift = drift
         twin.error_rms = math.sqrt(stats.diff_sq / n)
-        twin.nonfinite = stats.introduced > 0 or (info.in_place and twin.nonfinite and pair.lo.numel() * lo.element_size() < lo.untyped_storage().nbytes())
+        twin.nonfinite = stats.introduced > 0 or (
+            info.in_place and twin.nonfinite and pair.lo.numel() * lo.element_size() < lo.untyped_storage().nbytes()
+        )
         twin.lo_rms = math.sqrt(stats.lo_sq / n)
         if carried or raised:
             events = join_events([carried, frozenset(raised)]) if raised else carried
@@ -146,7 +148,16 @@ class EventRules:
     # -- the rules ----------------------------------------------------------------------------------------------------------------
 
     def _suspicious(
-        self, call: OpCall, record: OpRecord, pair: Pair, inputs: list[Pair], stats: Stats, drift: float, in_drift: float, tainted: bool, carried: frozenset[int]
+        self,
+        call: OpCall,
+        record: OpRecord,
+        pair: Pair,
+        inputs: list[Pair],
+        stats: Stats,
+        drift: float,
+        in_drift: float,
+        tainted: bool,
+        carried: frozenset[int],
     ) -> list[int]:
         limits = self.limits
         twin = pair.twin
@@ -184,7 +195,12 @@ class EventRules:
             return raised
         if not grew:
             return raised
-        if found is not None and found.rho_max is not None and found.rho_max > limits.rho and found.local_u * storage_u > limits.rho_local_u * u:
+        if (
+            found is not None
+            and found.rho_max is not None
+            and found.rho_max > limits.rho
+            and found.local_u * storage_u > limits.rho_local_u * u
+        ):
             evidence = {
                 "rho_max": found.rho_max,
                 "rho_p99": found.rho_p99 or 0.0,
@@ -222,11 +238,19 @@ class EventRules:
     ) -> int:
         """Overflow when the exact result of the rounded operands is finite, domain fault when it is not."""
         largest = _LARGEST.get(pair.lo.dtype, math.inf)
-        evidence: Evidence = {"nonfinite": stats.introduced, "elements": stats.elements, "true_max_abs": stats.hi_max_abs, "format_max": largest, "dtype": dtype}
+        evidence: Evidence = {
+            "nonfinite": stats.introduced,
+            "elements": stats.elements,
+            "true_max_abs": stats.hi_max_abs,
+            "format_max": largest,
+            "dtype": dtype,
+        }
         if found is not None:
             overflow = found.introduced > 0
             if overflow and whole is not None and whole.y is not None:
-                evidence["true_max_abs"] = max(stats.hi_max_abs, max((float(y.abs().max()) for y in tensors_of(whole.y) if y.numel()), default=0.0))
+                evidence["true_max_abs"] = max(
+                    stats.hi_max_abs, max((float(y.abs().max()) for y in tensors_of(whole.y) if y.numel()), default=0.0)
+                )
         else:
             overflow = stats.hi_max_abs > largest * (1 - 2.0**-9)
         if not overflow:
@@ -385,5 +409,3 @@ def _plan(dtype: torch.dtype, call: OpCall) -> Plan:
 def state_of(twin: Twin) -> tuple[float, frozenset[int]]:
     """Drift in u and events of a twin, for ``audit.where``."""
     return (twin.drift / twin.u if twin.u else 0.0, twin.events)
-
-

@@ -30,7 +30,20 @@ class _History:
     """Running sums of one parameter."""
 
     __slots__ = (
-        "dot", "hi_sq", "record", "update_dot", "update_hi_sq", "run", "events", "nonfinite", "steps", "last_share", "last_events", "lost_event", "judged", "gradient_intact",
+        "dot",
+        "events",
+        "gradient_intact",
+        "hi_sq",
+        "judged",
+        "last_events",
+        "last_share",
+        "lost_event",
+        "nonfinite",
+        "record",
+        "run",
+        "steps",
+        "update_dot",
+        "update_hi_sq",
     )  # fmt: skip
 
     def __init__(self, record: ParameterRecord) -> None:
@@ -168,7 +181,9 @@ class Parameters:
 
     def before_step(self, params: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Copies of the real parameters before an optimizer step, by ``id``."""
-        return {id(p): p.detach().clone() for _, p in params if p.grad is not None and p.layout == torch.strided and p.dtype in UNIT_ROUNDOFF}
+        return {
+            id(p): p.detach().clone() for _, p in params if p.grad is not None and p.layout == torch.strided and p.dtype in UNIT_ROUNDOFF
+        }
 
     def after_step(self, params: list[tuple[str, Tensor]], before: dict[int, Tensor], old_hi: dict[int, Tensor], optimizer: str) -> None:
         """Compare the step that the parameters took with the step of their twins from the same start."""
@@ -208,7 +223,13 @@ class Parameters:
             return False
         reason = f"{stats.introduced} of {stats.elements} values of {name} are Inf or NaN after the step"
         self.log.sink(
-            SinkKind.UPDATE, name, twin.site, twin.events, Verdict.BROKEN, reason, {"nonfinite": stats.introduced, "elements": stats.elements, "parameter": name}
+            SinkKind.UPDATE,
+            name,
+            twin.site,
+            twin.events,
+            Verdict.BROKEN,
+            reason,
+            {"nonfinite": stats.introduced, "elements": stats.elements, "parameter": name},
         )
         return True
 
@@ -220,8 +241,14 @@ class Parameters:
             return
         causes = frozenset(e for e in twin.events if self.log.events[e].kind in _RUNAWAY_CAUSES)
         if causes:
-            text = f"the step of {name} is {size:.3g} times too long" if size > self.limits.excess_step else f"the step of {name} points the wrong way"
-            self.log.sink(SinkKind.UPDATE, name, twin.site, causes, Verdict.BROKEN, text, {"efficiency": direction, "excess": size, "parameter": name})
+            text = (
+                f"the step of {name} is {size:.3g} times too long"
+                if size > self.limits.excess_step
+                else f"the step of {name} points the wrong way"
+            )
+            self.log.sink(
+                SinkKind.UPDATE, name, twin.site, causes, Verdict.BROKEN, text, {"efficiency": direction, "excess": size, "parameter": name}
+            )
 
     def _swamped(self, name: str, p: Tensor, twin: Any, history: _History, moved: Any, step_efficiency: float, optimizer: str) -> None:
         # the step from the same start is smaller in the stored weights: rounding of w + dw is the only thing between them

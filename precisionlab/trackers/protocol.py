@@ -17,6 +17,7 @@ from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory, T
 from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.shadow.sites import Locator
 from precisionlab.thresholds import Thresholds
+from precisionlab.trackers.copies import Copies
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.patches import Patches
@@ -36,7 +37,9 @@ _COLLAPSED = 1.0
 class Protocol:
     """Follows scaler, clipping, accumulation, schedule and casts of one audit."""
 
-    def __init__(self, log: RunLog, memory: ShadowMemory, locator: Locator, parameters: Parameters, sinks: Sinks, thresholds: Thresholds) -> None:
+    def __init__(
+        self, log: RunLog, memory: ShadowMemory, locator: Locator, parameters: Parameters, sinks: Sinks, thresholds: Thresholds
+    ) -> None:
         self.log = log
         self.memory = memory
         self.locator = locator
@@ -52,12 +55,13 @@ class Protocol:
         self.steps = 0
         self._skips_in_a_row = 0
         self._grads: dict[int, str] = {}
-        self._weights: dict[int, str] = {}
         self._params: weakref.WeakSet[Any] | None = None
         self._known: dict[int, weakref.ref[Tensor]] = {}
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._spent: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
-        self._casts = False
+        self.copies = Copies(self, memory, parameters, thresholds)
+        self._with_scaler = False
+        self._used_at: dict[int, int] = {}
         self._stale_seen = False
         self._patches = Patches()
 
@@ -86,7 +90,13 @@ class Protocol:
     def _constant(self, original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         """``torch.tensor(0.999, dtype=half)``: the twin holds the Python number."""
         out = original(data, *args, **kwargs)
-        if isinstance(data, (int, float)) and not isinstance(data, bool) and isinstance(out, Tensor) and out.dtype in UNIT_ROUNDOFF and out.numel() == 1:
+        if (
+            isinstance(data, (int, float))
+            and not isinstance(data, bool)
+            and isinstance(out, Tensor)
+            and out.dtype in UNIT_ROUNDOFF
+            and out.numel() == 1
+        ):
             with torch.no_grad(), torch._C._DisableTorchDispatch():
                 exact, stored = float(data), float(out.detach())
                 if exact != stored and math.isfinite(exact) and not out.is_complex():
@@ -128,14 +138,32 @@ class Protocol:
         return out
 
     def _scale(self, original: Any, scaler: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, outputs, *args, **kwargs)
         if scaler.is_enabled():
-            self.scaled, self.scale = True, float(scaler.get_scale())
-            for t in _tensors(result):
-                twin = self.memory.get(t)
-                if twin is not None:
-                    twin.power = 1.0
+            self._with_scaler = True
+            self._scaled_already(outputs)
+            self._tag_scale(scaler, outputs)
+        result = original(scaler, outputs, *args, **kwargs)
         return result
+
+    def _tag_scale(self, scaler: Any, outputs: Any) -> None:
+        """The scale tensor is S^1: the loss and, through backward, every gradient inherit it."""
+        first = next(iter(_tensors(outputs)), None)
+        if scaler._scale is None and first is not None:
+            scaler._lazy_init_scale_growth_tracker(first.device)  # what scale() is about to do itself
+        if scaler._scale is not None:
+            self.scaled, self.scale = True, float(scaler.get_scale())
+            with torch.no_grad(), torch._C._DisableTorchDispatch():
+                self.memory.state(scaler._scale).power = 1.0
+
+    def _scaled_already(self, outputs: Any) -> None:
+        """A loss that already carries the scale: gradients of a scaled output went into it undivided."""
+        for t in _tensors(outputs):
+            twin = self.memory.get(t)
+            if twin is not None and twin.power != 0.0 and self.scale > 1.5:
+                site = twin.site or self._here("GradScaler.scale", "", Phase.SCALER)
+                evidence: Evidence = {"scale": self.scale, "power": twin.power}
+                reason = f"part of the loss is already multiplied by the scale {self.scale:g}"
+                self.convict("gradient-penalty-on-scaled-gradients", site, evidence, "the loss", reason)
 
     def _unscale(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if scaler.is_enabled():
@@ -148,7 +176,13 @@ class Protocol:
         if halves:
             name = self.parameters.name_of(halves[0], "a parameter")
             site = self._here("GradScaler.unscale_", name.rpartition(".")[0], Phase.SCALER)
-            self._convict("fp16-parameters-under-scaler", site, {"parameters": len(halves), "parameter": name}, name, f"unscaling {len(halves)} fp16 gradients is refused and no step is taken")
+            self.convict(
+                "fp16-parameters-under-scaler",
+                site,
+                {"parameters": len(halves), "parameter": name},
+                name,
+                f"unscaling {len(halves)} fp16 gradients is refused and no step is taken",
+            )
 
     def _scaler_step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not scaler.is_enabled():
@@ -174,7 +208,13 @@ class Protocol:
                 if "stale" in marks:
                     self._stale_seen = True
                     name = self.parameters.name_of(p, "a parameter")
-                    self._convict("stale-nonfinite-gradient", marks["stale"], {"parameter": name, "skips": self._skips_in_a_row}, name, "the step is skipped again")
+                    self.convict(
+                        "stale-nonfinite-gradient",
+                        marks["stale"],
+                        {"parameter": name, "skips": self._skips_in_a_row},
+                        name,
+                        "the step is skipped again",
+                    )
                 marks["skipped"] = True
 
     def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +227,13 @@ class Protocol:
         self.timeline.append({"step": self.log.step, "scale": before, "skipped": self._skips_in_a_row > 0, "next_scale": after})
         if after < _COLLAPSED and after < before and self._skips_in_a_row >= 2 and not self._stale_seen:
             site = self._here("GradScaler.update", "", Phase.SCALER)
-            self._convict("scale-collapse", site, {"scale": after, "skips": self._skips_in_a_row}, "the loss scale", f"the loss scale falls to {after:.3g} and every step is skipped")
+            self.convict(
+                "scale-collapse",
+                site,
+                {"scale": after, "skips": self._skips_in_a_row},
+                "the loss scale",
+                f"the loss scale falls to {after:.3g} and every step is skipped",
+            )
         return out
 
     def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +249,13 @@ class Protocol:
             self._spent[scheduler] = spent
             if base > 0 and spent > self.limits.schedule_share * base:
                 site = self._here("lr_scheduler.step", "", Phase.OPTIMIZER)
-                self._convict("scheduler-steps-on-skips", site, {"spent_share": spent / base}, "the learning rate", f"{spent / base:.0%} of the schedule was used up by iterations that took no step")
+                self.convict(
+                    "scheduler-steps-on-skips",
+                    site,
+                    {"spent_share": spent / base},
+                    "the learning rate",
+                    f"{spent / base:.0%} of the schedule was used up by iterations that took no step",
+                )
         return out
 
     # -- ops ----------------------------------------------------------------------------------------------------------------------
@@ -218,23 +270,35 @@ class Protocol:
                 _marks(call.outputs[0].twin)["times"] = float(number)
         if self.scaled:
             self._powers(call)
-        if name == "_to_copy":
-            self._note_cast(call)
-        elif self._casts and call.phase is Phase.FORWARD:
-            self._stale_casts(call)
-        if name == "copy" and info.in_place and self._weights:
-            self._copied(call)
+        self.copies.op(call, name)
         if self._grads and (info.in_place or name in _CLEANERS):
             self._on_gradients(call, name)
 
     def _powers(self, call: OpCall) -> None:
         outputs = call.outputs
+        if call.info.name == "aten._amp_foreach_non_finite_check_and_unscale_":
+            self._unscaled(call)
         if call.info.listed and len(outputs) > 1:
             for pair, entries in grouped(call):
                 pair.twin.power = power_of(call, pair, entries, self.scale)
             return
         for pair in outputs:
             pair.twin.power = power_of(call, pair, call.inputs, self.scale)
+
+    def _unscaled(self, call: OpCall) -> None:
+        """Unscaling must divide by the scale the loss was multiplied with, not by one that ``update`` has changed since."""
+        inverse = float(call.args[2])
+        if inverse == 1.0:
+            return
+        for pair in call.outputs:
+            marks = pair.twin.marks or {}
+            carried = marks.get("scale")
+            if carried is not None and pair.twin.power >= 1.0 and abs(carried * inverse - 1.0) > 1e-3:
+                name = self._grads.get(pair.lo.untyped_storage()._cdata, "a parameter")
+                site = self.log.site(call.module, "GradScaler.update", call.phase, call.place)
+                reason = f"gradients that carry {carried:g} are divided by {1.0 / inverse:g}"
+                self.convict("update-between-optimizers", site, {"scale": carried, "parameter": name}, name, reason)
+                return
 
     def _on_gradients(self, call: OpCall, name: str) -> None:
         for pair in call.outputs:
@@ -252,16 +316,30 @@ class Protocol:
                     continue
                 factor = 1.0 / factor if name == "div" and factor else factor
                 site = self.log.site(call.module, _place_name(call), call.phase, call.place)
-                if self.scaled and (twin.power < 0 or twin.power != marks.get("power", twin.power)):
+                held = marks.get("power", 0.0)
+                marks["power"] = twin.power
+                if self.scaled and abs(factor * self.scale - 1.0) < 1e-3:
                     marks["unit_site"] = site
                 elif abs(factor - 1.0) > 0.05 or factor < 0:
                     marks["rescaled"] = (factor, site)
-                if self.scaled and (call.phase is Phase.CLIP or "clip" in call.place.function.lower()):
-                    marks["clip_site"] = site
+                    if self.scaled and held >= 1.0:
+                        marks["clip_site"] = site
+                        if twin.power == held and abs(factor) < 0.5:
+                            marks["clipped_scaled"] = site  # a Python number carries no unit: judged by the norm at the step
                 if factor < 0 and factor != -1.0:
                     marks["reversed"] = (factor, site)
+            elif name in ("clamp", "clamp_max", "clamp_min") and self.scaled and twin.power >= 1.0 and self._bites(call, pair):
+                marks["clip_site"] = marks["clipped_scaled"] = self.log.site(call.module, _place_name(call), call.phase, call.place)
             elif name in _CLEANERS and twin.nonfinite is False and "skipped" not in marks and self._was_nonfinite(call):
                 marks["replaced"] = self.log.site(call.module, call.info.name, call.phase, call.place)
+
+    def _bites(self, call: OpCall, pair: Pair) -> bool:
+        """Whether a clamp cut many scaled values off at a bound that is tiny beside the scale."""
+        given = [*call.args[1:3], call.kwargs.get("min"), call.kwargs.get("max")]
+        bounds = [abs(float(b)) for b in given if isinstance(b, (int, float))]
+        if not bounds or max(bounds) / self.scale >= _SCALED_DOMAIN:
+            return False
+        return float((pair.lo.abs() >= max(bounds) * (1 - 2.0**-7)).double().mean()) > 0.05
 
     def _was_nonfinite(self, call: OpCall) -> bool:
         return any(bool((~torch.isfinite(t)).any()) for t in call.before.values() if t.is_floating_point())
@@ -273,59 +351,10 @@ class Protocol:
         rescaled = marks.get("rescaled")
         if rescaled is not None and abs(rescaled[0]) < 0.9:
             marks["inside"] = rescaled
-        if self.scaled and len(call.inputs) == 2:
-            powers = marks.get("power"), call.inputs[1].twin.power
-            if powers[0] == 0.0 and powers[1] >= 1.0 and self.scale > 1.5:
+        if self.scaled and len(call.inputs) == 2 and "inside" not in marks:
+            held, added = marks.get("power", 0.0), call.inputs[1].twin.power
+            if self.scale > 1.5 and held != added and (marks.get("unit_site") is not None or self._with_scaler):
                 marks["mixed"] = marks.get("unit_site", site)
-
-    def _copied(self, call: OpCall) -> None:
-        """A half parameter is overwritten by a stepped wide one: the change must be the step, up to rounding."""
-        target, source = call.args[0], call.args[1]
-        name = self._weights.get(target.untyped_storage()._cdata)
-        before = call.before.get(id(target))
-        if name is None or before is None or not isinstance(source, Tensor) or source.shape != target.shape:
-            return
-        key = source.untyped_storage()._cdata
-        move = self.parameters.moves.get(key)
-        u = UNIT_ROUNDOFF[target.dtype]
-        if move is None or u <= UNIT_ROUNDOFF.get(source.dtype, 1.0):
-            return
-        self.parameters.moves[key] = 0.0
-        old = before.double()
-        change = float((source.double() - old).norm())
-        allowed = move + u * float(old.norm())
-        if allowed > 0 and change > self.limits.master_mismatch * allowed:
-            site = self.log.site(call.module, call.info.name, call.phase, call.place)
-            evidence: Evidence = {"mismatch": change / allowed, "parameter": name}
-            self._convict("masters-do-not-match", site, evidence, name, f"{name} jumps {change / allowed:.3g} times as far as the step and rounding explain")
-
-    def _note_cast(self, call: OpCall) -> None:
-        source = call.args[0]
-        if (
-            isinstance(source, Tensor)
-            and source.is_leaf
-            and source.requires_grad
-            and torch.is_autocast_cache_enabled()
-            and call.outputs
-            and call.outputs[0].lo.dtype is torch.get_autocast_dtype(source.device.type)
-        ):
-            _marks(call.outputs[0].twin)["cast_of"] = (weakref.ref(source), source._version)
-            self._casts = True
-
-    def _stale_casts(self, call: OpCall) -> None:
-        for p in call.inputs:
-            marks = p.twin.marks
-            if marks is None or "cast_of" not in marks:
-                continue
-            source = marks["cast_of"][0]()
-            if source is None or source._version == marks["cast_of"][1]:
-                continue
-            if _same_values(source.detach(), p.lo):
-                continue
-            name = self.parameters.name_of(source, "a weight")
-            site = self.log.site(call.module, call.info.name, call.phase, call.place)
-            del marks["cast_of"]
-            self._convict("stale-autocast-cast", site, {"parameter": name}, name, f"the forward pass still uses {name} as it was before the update")
 
     # -- gradients at the step ----------------------------------------------------------------------------------------------------
 
@@ -335,6 +364,8 @@ class Protocol:
         total = 0.0
         used: list[tuple[str, Twin]] = []
         negative: tuple[str, Twin] | None = None
+        clipped: tuple[str, Twin] | None = None
+        self._stepped_twice(optimizer, params)
         positive: tuple[str, Twin] | None = None
         extra = -1.0 if getattr(optimizer, "grad_scale", None) is not None else 0.0
         for name, p in params:
@@ -343,6 +374,8 @@ class Protocol:
             if grad is None or twin is None:
                 continue
             used.append((name, twin))
+            if twin.marks and "clipped_scaled" in twin.marks and twin.power + extra == 0.0 and clipped is None:
+                clipped = (name, twin)
             if self.scaled and self.scale > 1.5:
                 power = twin.power + extra
                 if power < 0 and negative is None:
@@ -350,20 +383,32 @@ class Protocol:
                 if power > 0 and positive is None:
                     positive = (name, twin)
                 total += float(grad.detach().double().square().sum())
-        if negative is not None and math.sqrt(total) < _SCALED_DOMAIN:
-            self._divided_twice(negative, math.sqrt(total))
-        if positive is not None and self.timeline_or_scaler:
+        norm = math.sqrt(total)
+        negative = negative or clipped
+        if negative is not None and ("clip_site" not in _marks(negative[1]) or norm < _SCALED_DOMAIN):
+            self._divided_twice(negative, norm)
+        if positive is not None and self._with_scaler:
             name, twin = positive
             site = twin.site or self._here("optimizer.step", "", Phase.OPTIMIZER)
-            self._convict("step-on-scaled-gradients", site, {"scale": self.scale, "parameter": name}, name, f"the optimizer uses gradients that are still {self.scale:g} times too large")
+            self.convict(
+                "step-on-scaled-gradients",
+                site,
+                {"scale": self.scale, "parameter": name},
+                name,
+                f"the optimizer uses gradients that are still {self.scale:g} times too large",
+            )
 
         for name, twin in used:
             self._marked(name, twin)
 
-    @property
-    def timeline_or_scaler(self) -> bool:
-        """Whether a ``GradScaler`` runs the loop (a hand-written scale may be folded into the learning rate)."""
-        return bool(self.timeline) or self.skipped > 0
+    def _stepped_twice(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
+        """Two steps of one optimizer on the same gradients: ``optimizer.step()`` after ``scaler.step(optimizer)``."""
+        last = self._used_at.get(id(optimizer))
+        self._used_at[id(optimizer)] = self.backwards
+        if self._with_scaler and last == self.backwards and self.backwards and any(p.grad is not None for _, p in params):
+            site = self._here("optimizer.step", "", Phase.OPTIMIZER)
+            reason = "the same gradients are applied twice"
+            self.convict("plain-step-after-scaler-step", site, {"scale": self.scale}, "the weights", reason)
 
     def _divided_twice(self, found: tuple[str, Twin], norm: float) -> None:
         name, twin = found
@@ -371,7 +416,13 @@ class Protocol:
         clip = marks.get("clip_site")
         site = clip or marks.get("unit_site") or twin.site or self._here("optimizer.step", "", Phase.OPTIMIZER)
         fault = "clip-before-unscale" if clip is not None else "unscale-twice"
-        self._convict(fault, site, {"scale": self.scale, "norm": norm, "parameter": name}, name, f"every step is about {self.scale:g} times too small (gradient norm {norm:.2g})")
+        self.convict(
+            fault,
+            site,
+            {"scale": self.scale, "norm": norm, "parameter": name},
+            name,
+            f"every step is about {self.scale:g} times too small (gradient norm {norm:.2g})",
+        )
 
     def _marked(self, name: str, twin: Twin) -> None:
         marks = twin.marks
@@ -379,15 +430,39 @@ class Protocol:
             return
         if "inside" in marks:
             factor, site = marks["inside"]
-            self._convict("clip-inside-accumulation", site, {"factor": factor, "parameter": name}, name, f"earlier micro-batches of {name} count {abs(factor):.2g} times as much as the last")
+            self.convict(
+                "clip-inside-accumulation",
+                site,
+                {"factor": factor, "parameter": name},
+                name,
+                f"earlier micro-batches of {name} count {abs(factor):.2g} times as much as the last",
+            )
         if "reversed" in marks:
             factor, site = marks["reversed"]
-            self._convict("reversed-gradient", site, {"factor": factor, "parameter": name}, name, f"the gradient of {name} is multiplied by {factor:.4g}: the step goes uphill")
+            self.convict(
+                "reversed-gradient",
+                site,
+                {"factor": factor, "parameter": name},
+                name,
+                f"the gradient of {name} is multiplied by {factor:.4g}: the step goes uphill",
+            )
         if "mixed" in marks:
-            self._convict("unscale-inside-accumulation", marks["mixed"], {"scale": self.scale, "parameter": name}, name, f"unscaled and scaled gradients are added up in {name}")
+            self.convict(
+                "unscale-inside-accumulation",
+                marks["mixed"],
+                {"scale": self.scale, "parameter": name},
+                name,
+                f"unscaled and scaled gradients are added up in {name}",
+            )
         if "replaced" in marks:
-            self._convict("nonfinite-gradient-replaced", marks["replaced"], {"parameter": name}, name, f"the overflow of {name} is hidden and a wrong step is taken")
-        for key in ("inside", "reversed", "mixed", "replaced", "rescaled", "skipped", "stale", "clip_site", "unit_site", "power"):
+            self.convict(
+                "nonfinite-gradient-replaced",
+                marks["replaced"],
+                {"parameter": name},
+                name,
+                f"the overflow of {name} is hidden and a wrong step is taken",
+            )
+        for key in ("inside", "reversed", "mixed", "replaced", "rescaled", "skipped", "stale", "clip_site", "unit_site", "clipped_scaled"):
             marks.pop(key, None)
 
     def _note_gradients(self) -> None:
@@ -404,9 +479,12 @@ class Protocol:
                 weights[p.untyped_storage()._cdata] = name
             twin = self.memory.get(grad)
             if twin is not None and self.scaled:
-                _marks(twin)["power"] = twin.power
+                marks = _marks(twin)
+                marks["power"] = twin.power
+                if self._with_scaler:
+                    marks["scale"] = self.scale
         self._grads = grads
-        self._weights = weights
+        self.copies.weights = weights
 
     # -- helpers ------------------------------------------------------------------------------------------------------------------
 
@@ -414,7 +492,7 @@ class Protocol:
         _, _, place, _ = self.locator.locate()
         return self.log.site(module, op, phase, place)
 
-    def _convict(self, fault: str, site: Site, evidence: Evidence, name: str, reason: str) -> None:
+    def convict(self, fault: str, site: Site, evidence: Evidence, name: str, reason: str) -> None:
         event = self.log.event(EventKind.PROTOCOL, site, NO_EVENTS, evidence, fault)
         self.log.sink(SinkKind.GRADIENT, name, site, frozenset((event,)), Verdict.BROKEN, reason, evidence, needs_event=False)
 
@@ -429,15 +507,6 @@ def grouped(call: OpCall) -> list[tuple[Pair, list[Pair]]]:
         entries = [by_id[id(entry[i])] for entry in lists if i < len(entry) and id(entry[i]) in by_id]
         out.append((pair, entries + single))
     return out
-
-
-def _same_values(weight: Tensor, cast: Tensor) -> bool:
-    """Whether ``cast`` (a view of a cast of ``weight``, perhaps transposed) holds the present values."""
-    fresh = weight.to(cast.dtype)
-    if cast.shape != fresh.shape:
-        fresh = fresh.t() if fresh.dim() == 2 and fresh.t().shape == cast.shape else fresh.reshape(-1)
-        cast = cast if cast.shape == fresh.shape else cast.reshape(-1)
-    return fresh.shape != cast.shape or bool(torch.equal(fresh, cast))
 
 
 def _factor(call: OpCall, pair: Pair) -> float | None:

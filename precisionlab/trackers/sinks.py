@@ -23,10 +23,32 @@ Tensor = torch.Tensor
 
 _INDEXING = frozenset(
     f"aten.{name}"
-    for name in (
-        "index index_select gather take take_along_dim masked_select embedding index_put index_put_ index_add index_add_ index_copy index_copy_ scatter "
-        "scatter_ scatter_add scatter_add_ embedding_bag _embedding_bag nll_loss_forward nll_loss2d_forward one_hot index_fill_ index_fill"
-    ).split()
+    for name in [
+        "index",
+        "index_select",
+        "gather",
+        "take",
+        "take_along_dim",
+        "masked_select",
+        "embedding",
+        "index_put",
+        "index_put_",
+        "index_add",
+        "index_add_",
+        "index_copy",
+        "index_copy_",
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "embedding_bag",
+        "_embedding_bag",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "one_hot",
+        "index_fill_",
+        "index_fill",
+    ]
 )
 _INTERNAL_PHASES = frozenset((Phase.OPTIMIZER, Phase.SCALER, Phase.CLIP))
 _EXACT_COMPARISONS = frozenset(("aten.eq", "aten.ne", "aten.equal", "aten.isclose", "aten.allclose"))
@@ -74,7 +96,9 @@ class Sinks:
         what = {SinkKind.LOSS: "the loss", SinkKind.ITEM: "a number read by .item()"}.get(kind, name)
         if stats.introduced:
             share = "" if stats.elements == 1 else f"{stats.introduced} of {stats.elements} values of "
-            self.log.sink(kind, name, site, twin.events, Verdict.BROKEN, f"{share}{what} {'is' if not share else 'are'} Inf or NaN", evidence)
+            self.log.sink(
+                kind, name, site, twin.events, Verdict.BROKEN, f"{share}{what} {'is' if not share else 'are'} Inf or NaN", evidence
+            )
             return
         if stats.nonfinite and kind is not SinkKind.EXIT and bool(torch.isnan(t).any()):
             evidence["nonfinite"] = stats.nonfinite
@@ -83,7 +107,11 @@ class Sinks:
             return
         share_limit = {SinkKind.EXIT: self.limits.exit_drift, SinkKind.ITEM: self.limits.item_drift}.get(kind, self.limits.output_drift)
         if drift > share_limit and drift > self.limits.output_drift_u * u:
-            text = f"{what} is off by {drift:.2g} of its size" if drift < 10 else f"{what} is {drift:.3g} times its size away from its fp64 value"
+            text = (
+                f"{what} is off by {drift:.2g} of its size"
+                if drift < 10
+                else f"{what} is {drift:.3g} times its size away from its fp64 value"
+            )
             self.log.sink(kind, name, site, twin.events, Verdict.BROKEN, text, evidence)
 
     def output(self, path: str, output: Any, site: Site) -> None:
@@ -132,7 +160,9 @@ class Sinks:
             dtype = NAMES.get(call.inputs[0].lo.dtype, "")
             evidence: Evidence = {"flips": flips, "ties": ties, "elements": total, "dtype": dtype}
             if call.info.name == "aten._to_copy":
-                events.add(self.log.event(EventKind.CAST, site, carried, {"inexact": flips, "elements": total, "dtype": dtype}, "float to integer"))
+                events.add(
+                    self.log.event(EventKind.CAST, site, carried, {"inexact": flips, "elements": total, "dtype": dtype}, "float to integer")
+                )
             else:
                 events.add(self.log.event(EventKind.TIE if 2 * ties > flips else EventKind.FLIP, site, carried, evidence))
         if lo.layout == torch.strided:
@@ -164,7 +194,13 @@ class Sinks:
             if p.lo.numel() == 1 and bool((p.lo != p.hi).any()) and _strong({self.log.events[e].kind for e in p.twin.events}):
                 evidence: Evidence = {"share": 1.0, "flips": 1, "elements": 1, "python": True, "value": float(value)}
                 self.log.sink(
-                    SinkKind.DECISION, "a Python condition", site, p.twin.events, Verdict.BROKEN, f"Python reads {value}, fp64 decides {p.hi.item()}", evidence
+                    SinkKind.DECISION,
+                    "a Python condition",
+                    site,
+                    p.twin.events,
+                    Verdict.BROKEN,
+                    f"Python reads {value}, fp64 decides {p.hi.item()}",
+                    evidence,
                 )
         for p in call.inputs:
             self.value(SinkKind.ITEM, "item", p.lo, site)

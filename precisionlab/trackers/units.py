@@ -8,8 +8,6 @@ GradScaler or by hand, are one inequality.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from precisionlab.ops.registry import Family
@@ -20,7 +18,24 @@ Tensor = torch.Tensor
 _BILINEAR = frozenset((Family.DOT, Family.CONVOLUTION))
 _NONLINEAR = frozenset(
     f"aten.{n}"
-    for n in ("exp", "log", "log2", "log10", "log1p", "expm1", "sigmoid", "tanh", "sin", "cos", "erf", "sign", "softmax", "_softmax", "_log_softmax", "argmax")
+    for n in (
+        "exp",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "expm1",
+        "sigmoid",
+        "tanh",
+        "sin",
+        "cos",
+        "erf",
+        "sign",
+        "softmax",
+        "_softmax",
+        "_log_softmax",
+        "argmax",
+    )
 )
 
 

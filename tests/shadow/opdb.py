@@ -6,17 +6,22 @@ the inputs and a fixed seed, so that two runs of a repeatable case agree bit for
 
 from __future__ import annotations
 
-import copy
+import gc
 import itertools
 import math
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import precisionlab as pl
+from precisionlab.ops.registry import find_rule
 
 Tensor = torch.Tensor
 
@@ -141,13 +146,47 @@ def _base(like: Tensor, values: Tensor, size: int) -> Tensor:
     return flat
 
 
-def nudged(t: Tensor) -> Tensor:
-    """The fp64 tensor that ``t`` is a rounding of: the same with every element moved by less than half a spacing."""
-    wide = t.detach().to(WIDE.get(t.dtype, t.dtype))
-    if t.dtype not in NUDGE or t.layout != torch.strided:
+def _storage(t: Tensor) -> Tensor:
+    """A copy of what lies under a strided tensor, as one dimension."""
+    size = t.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    if not _distinct(t):
+        return _base(t, t.detach(), size)
+    flat = torch.zeros(size, dtype=t.dtype)
+    flat.as_strided(t.shape, t.stride(), t.storage_offset()).copy_(t.detach())
+    return flat
+
+
+def _widened(flat: Tensor, nudge: bool) -> Tensor:
+    """fp64 numbers that round to those of ``flat``: the same, or each moved by less than half a spacing."""
+    wide = flat.to(WIDE.get(flat.dtype, flat.dtype))
+    if not nudge or flat.dtype not in NUDGE:
         return wide.clone()
-    noise = torch.empty(t.shape, dtype=torch.float64).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(t.numel()))
-    return wide * (1.0 + NUDGE[t.dtype] * noise)
+    noise = torch.empty(flat.shape, dtype=torch.float64).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(flat.numel()))
+    return wide * (1.0 + NUDGE[flat.dtype] * noise)
+
+
+def wide_input(t: Tensor, nudge: bool) -> Tensor:
+    """The fp64 operand that stands for a sample's."""
+    if t.layout != torch.strided:
+        return t.detach().to(WIDE.get(t.dtype, t.dtype)).requires_grad_(t.requires_grad)
+    return _widened(_storage(t), nudge).as_strided(t.shape, t.stride(), t.storage_offset()).requires_grad_(t.requires_grad)
+
+
+def narrow_input(t: Tensor, nudge: bool) -> Tensor:
+    """The operand itself, cast down from ``wide_input`` under the audit: so its twin differs from it."""
+    if t.layout != torch.strided or t.dtype not in WIDE:
+        return _copy(t)
+    flat = _widened(_storage(t), nudge).to(t.dtype)
+    return flat.as_strided(t.shape, t.stride(), t.storage_offset()).detach().requires_grad_(t.requires_grad)
+
+
+def wide_dtypes(value: Any) -> Any:
+    """Half and single dtypes among arguments, as fp64."""
+    if isinstance(value, torch.dtype):
+        return WIDE.get(value, value)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(wide_dtypes(v) for v in value)
+    return {k: wide_dtypes(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def run(case: Case, inputs: tuple[Any, Any, Any] | None = None, cotangents: list[Tensor] | None = None) -> Outcome:
@@ -201,7 +240,7 @@ def _execute(case: Case, first: Any, args: Any, kwargs: Any, cotangents: list[Te
 def cotangent(r: Tensor) -> Tensor:
     """The gradient that comes into a result: the same numbers for the same shape, exact in every format."""
     generator = torch.Generator().manual_seed(r.numel())
-    return torch.randint(-128, 128, r.shape, generator=generator).to(r.dtype) / 64
+    return (torch.randint(-128, 128, r.shape, generator=generator).double() / 64).to(r.dtype)
 
 
 def _detached(value: Any) -> Any:
@@ -267,4 +306,134 @@ def normwise(twin: Tensor, truth: Tensor) -> float:
     return error / size if size > 0 else (0.0 if error == 0.0 else error)
 
 
-__all__ = ["Case", "Outcome", "bits", "cases", "copy", "database", "fingerprint", "first_difference", "fresh", "name_of", "normwise", "nudged", "run"]
+# -- the two surveys ------------------------------------------------------------------------------------------------------------------
+
+EXACT = 1e-12
+"""How far a twin may be from the op in fp64, normwise."""
+
+
+@dataclass
+class Survey:
+    """What came of many cases."""
+
+    verdicts: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Label -> (name, verdict, detail)."""
+    unshadowed: dict[str, str] = field(default_factory=dict)
+    """ATen op -> why its twin restarted from the program's value."""
+    resyncs: Counter[str] = field(default_factory=Counter)
+    default_rule: Counter[str] = field(default_factory=Counter)
+    ops: dict[str, Any] = field(default_factory=dict)
+    """ATen op -> its ``OpInfo``."""
+
+    def note(self, case: Case, verdict: str, detail: str = "") -> None:
+        self.verdicts[case.label] = (case.name, verdict, detail)
+
+    def wrong(self, fine: set[str], excused: dict[str, str]) -> dict[str, str]:
+        """Cases with another verdict than those that are fine, but for the excused ops."""
+        return {k: f"{v} {d}" for k, (name, v, d) in self.verdicts.items() if v not in fine and name not in excused}
+
+    def count(self) -> Counter[str]:
+        return Counter(v for _, v, _ in self.verdicts.values())
+
+    def learn(self, audit: pl.audit) -> None:
+        mode = audit._mode
+        self.unshadowed.update({name: mode.reasons[name] for name in mode.unshadowed})
+        self.resyncs.update(audit.memory.resyncs)
+        self.default_rule.update(mode.default_rule)
+        self.ops.update({info.name: info for info in mode._infos.values()})
+
+
+def quiet_collector() -> None:
+    """Take what lives now out of the garbage collector's sight: an audit looks at every object, and op_db has half a million."""
+    gc.collect()
+    gc.freeze()
+
+
+def transparent(batch: list[Case], survey: Survey) -> None:
+    """Run each case plain, plain and audited: "identical", "different", or "not repeatable" and "raises" as it does without us."""
+    plain = {}
+    for case in batch:
+        plain[case.label] = fingerprint(run(case))
+        again = fingerprint(run(case))
+        if again != plain[case.label]:
+            survey.note(case, "not repeatable", first_difference(plain[case.label], again))
+    with pl.audit() as audit:
+        for case in batch:
+            outcome = run(case)
+            with torch._C._DisableTorchDispatch():
+                watched = fingerprint(outcome)
+            if case.label in survey.verdicts:
+                continue
+            difference = first_difference(plain[case.label], watched)
+            survey.note(case, "different" if difference else "raises" if outcome.error else "identical", difference or outcome.error)
+    survey.learn(audit)
+
+
+class _References(TorchDispatchMode):
+    """Runs the vetted reference of an op's rule instead of torch's kernel."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = find_rule(func)
+        if rule is not None and rule.reference is not None and not func._schema.is_mutable:
+            with torch._C._DisableTorchDispatch():
+                return rule.reference(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def faithful(batch: list[Case], survey: Survey) -> None:
+    """Compare the twin of every floating result, gradient and mutated input with the op in fp64.
+
+    "equal" to torch's fp64 op; "reference": to the vetted one of its rule; "decision": to the op in fp64 on the very operands of the
+    program, but not on operands that only round to them, since an integer or bool of the program's is used; "wrong" otherwise.
+    """
+    with pl.audit() as audit:
+        for case in batch:
+            twins = _twins(audit, case, True)
+            with torch._C._DisableTorchDispatch():
+                error = _distance(twins, _truth(case, True))
+            if isinstance(error, str):
+                survey.note(case, "raises", error)
+            elif error[0] <= EXACT:
+                survey.note(case, "equal")
+            elif _matches_reference(case, twins):
+                survey.note(case, "reference")
+            else:
+                twins = _twins(audit, case, False)
+                with torch._C._DisableTorchDispatch():
+                    same = _distance(twins, _truth(case, False))
+                fine = not isinstance(same, str) and same[0] <= EXACT
+                survey.note(case, "decision" if fine else "wrong", f"{error[1]} is off by {error[0]:.1e}")
+    survey.learn(audit)
+
+
+def _matches_reference(case: Case, twins: Any) -> bool:
+    with torch.utils._python_dispatch._disable_current_modes(), _References():
+        truth = _truth(case, True)
+    with torch._C._DisableTorchDispatch():
+        error = _distance(twins, truth)
+    return not isinstance(error, str) and error[0] <= EXACT
+
+
+def _twins(audit: pl.audit, case: Case, nudge: bool) -> tuple[Outcome, list[Tensor | None]]:
+    sample = case.sample
+    outcome = run(case, fresh((sample.input, sample.args, sample.kwargs), lambda t: narrow_input(t, nudge)))
+    floating = [t.layout == torch.strided and (t.is_floating_point() or t.is_complex()) for t in outcome.tensors]
+    return outcome, [audit.shadow(t) if f else None for t, f in zip(outcome.tensors, floating, strict=True)]
+
+
+def _truth(case: Case, nudge: bool) -> Outcome:
+    sample = case.sample
+    return run(case, fresh((sample.input, wide_dtypes(sample.args), wide_dtypes(sample.kwargs)), lambda t: wide_input(t, nudge)))
+
+
+def _distance(twins: tuple[Outcome, list[Tensor | None]], truth: Outcome) -> tuple[float, str] | str:
+    outcome, shadows = twins
+    if outcome.error or truth.error:
+        return outcome.error or f"in fp64 {truth.error}"
+    if outcome.names != truth.names:
+        return f"fp64 leaves {truth.names}"
+    worst = (0.0, "")
+    for name, twin, exact in zip(outcome.names, shadows, truth.tensors, strict=True):
+        if twin is not None:
+            worst = max(worst, (normwise(twin, exact), name))
+    return worst

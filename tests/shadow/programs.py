@@ -1,7 +1,8 @@
 """Small training programs, each of which can run as it is (``wide=False``) or as the same program in fp64 (``wide=True``).
 
 In fp64 the weights start from the same rounded values, autocast is off, casts to half do nothing, and the same random numbers are drawn
-(dropout on the CPU draws its mask independently of the dtype). Every program returns all that it leaves behind, by name.
+(dropout on the CPU draws its mask independently of the dtype). A program is first built, then gone through; it returns all that it
+leaves behind, by name.
 """
 
 from __future__ import annotations
@@ -151,28 +152,32 @@ def _train(
     mode: str = "autocast",
     scaler: Any = None,
     accumulate: int = 1,
-) -> dict[str, Any]:
-    model = s.pure(model) if mode == "pure" else s.master(model)
+) -> Callable[[], dict[str, Any]]:
+    start = s.pure if mode == "pure" else s.master
+    model = start(model)
     optimizer = make(model.parameters())
-    losses = []
-    for x, target in batches:
-        optimizer.zero_grad(set_to_none=True)
-        if x.is_floating_point():
-            x = s.pure(x) if mode == "pure" else s.master(x)
-        for _ in range(accumulate):
-            with s.autocast() if mode == "autocast" else contextlib.nullcontext():
-                loss = _loss(model(x), target) / accumulate
-            (scaler.scale(loss) if scaler is not None else loss).backward()
-        losses.append(loss)
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if scaler is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-    return _left(model, losses, optimizer, scaler)
+    batches = [(start(x) if x.is_floating_point() else x, target) for x, target in batches]
+
+    def go() -> dict[str, Any]:
+        losses = []
+        for x, target in batches:
+            optimizer.zero_grad(set_to_none=True)
+            for _ in range(accumulate):
+                with s.autocast() if mode == "autocast" else contextlib.nullcontext():
+                    loss = _loss(model(x), target) / accumulate
+                (scaler.scale(loss) if scaler is not None else loss).backward()
+            losses.append(loss)
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if scaler is not None:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+        return _left(model, losses, optimizer, scaler)
+
+    return go
 
 
 def _adamw(**options: Any) -> Callable[[Any], Any]:
@@ -183,43 +188,49 @@ def _sgd(parameters: Any) -> Any:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4)
 
 
-def _double_backward(s: Setting) -> dict[str, Any]:
+def _double_backward(s: Setting) -> Callable[[], dict[str, Any]]:
     model = s.master(nn.Sequential(nn.Linear(12, 16), nn.Softplus(), nn.Linear(16, 1)))
     optimizer = _sgd(model.parameters())
-    losses = []
-    for x, _ in _batches((12,), 4):
-        optimizer.zero_grad()
-        x = s.master(x).requires_grad_()
-        with s.autocast():
-            y = model(x)
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        loss = ((slope.norm(dim=1) - 1) ** 2).mean() + y.square().mean()
-        loss.backward()
-        losses.append(loss)
-        optimizer.step()
-    return _left(model, losses, optimizer)
+    inputs = [s.master(x).requires_grad_() for x, _ in _batches((12,), 4)]
+
+    def go() -> dict[str, Any]:
+        losses = []
+        for x in inputs:
+            optimizer.zero_grad()
+            with s.autocast():
+                y = model(x)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            loss = ((slope.norm(dim=1) - 1) ** 2).mean() + y.square().mean()
+            loss.backward()
+            losses.append(loss)
+            optimizer.step()
+        return _left(model, losses, optimizer)
+
+    return go
 
 
-def _master_weights(s: Setting) -> dict[str, Any]:
+def _master_weights(s: Setting) -> Callable[[], dict[str, Any]]:
     """Hand-written master weights: a half copy computes, fp32 weights are updated, ``copy_`` brings them back."""
     master = s.master(_mlp())
     model = s.pure(_mlp())
-    with torch.no_grad():
-        for p, q in zip(model.parameters(), master.parameters(), strict=True):
-            p.copy_(q)
     optimizer = _adamw(foreach=True)(master.parameters())
-    losses = []
-    for x, target in _batches((12,), 4):
-        loss = _loss(model(s.pure(x)), target)
-        loss.backward()
-        losses.append(loss)
-        for p, q in zip(model.parameters(), master.parameters(), strict=True):
-            q.grad, p.grad = p.grad.to(q.dtype), None
-        optimizer.step()
-        with torch.no_grad():
+    batches = [(s.pure(x), target) for x, target in _batches((12,), 4)]
+
+    def go() -> dict[str, Any]:
+        losses = []
+        for x, target in batches:
+            with torch.no_grad():
+                for p, q in zip(model.parameters(), master.parameters(), strict=True):
+                    p.copy_(q)
+            loss = _loss(model(x), target)
+            loss.backward()
+            losses.append(loss)
             for p, q in zip(model.parameters(), master.parameters(), strict=True):
-                p.copy_(q)
-    return _left(master, losses, optimizer)
+                q.grad, p.grad = p.grad.to(q.dtype), None
+            optimizer.step()
+        return _left(master, losses, optimizer)
+
+    return go
 
 
 def _scaler() -> Any:
@@ -228,14 +239,13 @@ def _scaler() -> Any:
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
-PROGRAMS: dict[str, tuple[torch.dtype, Callable[[Setting], dict[str, Any]]]] = {
+PROGRAMS: dict[str, tuple[torch.dtype, Callable[[Setting], Callable[[], dict[str, Any]]]]] = {
     "MLP with dropout, bf16 autocast, foreach AdamW": (BF16, lambda s: _train(s, _mlp(), _batches((12,), 4), _adamw(foreach=True))),
     "MLP with dropout, bf16 autocast, fused AdamW": (BF16, lambda s: _train(s, _mlp(), _batches((12,), 4), _adamw(fused=True))),
     "MLP with dropout, bf16 autocast, plain AdamW": (BF16, lambda s: _train(s, _mlp(), _batches((12,), 4), _adamw(foreach=False))),
     "MLP with dropout, bf16 autocast, amsgrad": (BF16, lambda s: _train(s, _mlp(), _batches((12,), 4), _adamw(amsgrad=True))),
     "CNN with BatchNorm, bf16 autocast, SGD momentum": (BF16, lambda s: _train(s, _cnn(), _batches((2, 8, 8), 4), _sgd)),
     "CNN with BatchNorm, pure bf16, SGD momentum": (BF16, lambda s: _train(s, _cnn(), _batches((2, 8, 8), 4), _sgd, mode="pure")),
-    "LSTM, bf16 autocast": (BF16, lambda s: _train(s, Lstm(), _batches((5, 6), 3), _sgd)),
     "LSTM, pure bf16": (BF16, lambda s: _train(s, Lstm(), _batches((5, 6), 3), _sgd, mode="pure")),
     "LSTM, fp32": (FP16, lambda s: _train(s, Lstm(), _batches((5, 6), 3), _sgd, mode="fp32")),
     "causal transformer, SDPA, bf16 autocast": (BF16, lambda s: _train(s, Transformer(), _tokens(), _adamw())),
@@ -259,8 +269,10 @@ PROGRAMS: dict[str, tuple[torch.dtype, Callable[[Setting], dict[str, Any]]]] = {
 }
 
 
-def run(name: str, *, wide: bool = False) -> dict[str, Any]:
-    """Execute a program from a fixed seed."""
+def build(name: str, *, wide: bool = False) -> Callable[[], dict[str, Any]]:
+    """A program from a fixed seed, ready to go."""
     half, program = PROGRAMS[name]
     torch.manual_seed(0)
-    return program(Setting(wide, half))
+    go = program(Setting(wide, half))
+    torch.manual_seed(1)
+    return go

@@ -1,0 +1,29 @@
+"""What op_db has that the audit cannot be held to, each with its reason. Printed into docs/coverage.md (``bench/coverage.py``)."""
+
+from __future__ import annotations
+
+_MEMORY = "returns memory without a value: whatever lay there before"
+_DRAWN = "draws random numbers: the twin takes the program's, which are another draw than that of an fp64 program"
+_CHOICE = "uses a choice of the program (an index, a mask, an order); operands that only fp64 tells apart are chosen otherwise there"
+_CAST = "a cast: the op in fp64 rounds, the twin by definition does not"
+_FORMAT = "defined on the bits of a format: the twin takes the program's value"
+_SPARSE = "sparse tensors have no strided storage: the twin restarts from the program's value, and is counted"
+
+NOT_REPEATABLE: dict[str, str] = dict.fromkeys(
+    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"), _MEMORY
+)
+"""Ops whose bits differ between two runs without an audit."""
+
+NOT_FAITHFUL: dict[str, str] = NOT_REPEATABLE | {}
+
+DECISIONS: dict[str, str] = {}
+
+UNSHADOWED: dict[str, str] = dict.fromkeys(
+    ("aten.clone", "aten._sparse_mm_reduce_impl", "aten._sparse_mm_reduce_impl_backward", "aten._to_sparse"), _SPARSE
+)
+"""ATen ops that some sample runs on tensors that cannot have a twin."""
+
+DEFAULT_RULE: dict[str, str] = dict.fromkeys(
+    ("torch_nn._linear_cross_entropy_batch_chunked", "torch_nn._linear_cross_entropy_batch_chunked_no_reduction"),
+    "a Python custom op of torch.nn, registered at its first use: run again as its schema says",
+)
