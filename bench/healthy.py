@@ -129,12 +129,13 @@ def measure(program: Program, plan: Plan, *, show_events: bool = False, **settin
     row.broken = sum(f.verdict is Verdict.BROKEN for f in report.findings)
     row.risky = sum(f.verdict is Verdict.RISKY for f in report.findings)
     row.events = sum(e.count for e in report.record.events)
-    row.unshadowed, row.reasons, row.default_rule, row.resyncs = coverage.unshadowed, coverage.reasons, coverage.default_rule, coverage.resyncs
+    row.unshadowed, row.reasons = coverage.unshadowed, coverage.reasons
+    row.default_rule, row.resyncs = coverage.default_rule, coverage.resyncs
     row.identical = all(same(a, b) for a, b in zip(plain, audited, strict=True))
     row.findings = [
         {
-            "code": f.code, "verdict": str(f.verdict), "phase": str(f.phase), "module": f.module, "op": f.op, "source": f.source, "count": f.count,
-            "parameter": f.parameter, "message": f.message,
+            "code": f.code, "verdict": str(f.verdict), "phase": str(f.phase), "module": f.module, "op": f.op, "source": f.source,
+            "count": f.count, "parameter": f.parameter, "message": f.message,
             "evidence": {k: v if isinstance(v, (str, bool)) else float(v) for k, v in f.evidence.items()},
         }
         for f in report.findings
@@ -157,9 +158,11 @@ def first_line(error: BaseException) -> str:
 def print_evidence(report: pl.Report) -> None:
     """Everything the judge weighed: events with their ancestors, and sinks where real and twin differ materially."""
     for e in report.record.events:
-        print(f"  event {e.id} {e.kind} {e.detail} x{e.count} <- {sorted(e.parents)} at {e.site.op} [{e.site.phase}] {e.site.module} {e.site.source}: {e.site.line_text}\n    {numbers(e.evidence)}")  # fmt: skip
+        print(f"  event {e.id} {e.kind} {e.detail} x{e.count} <- {sorted(e.parents)} at {e.site.op} [{e.site.phase}] {e.site.module}")
+        print(f"    {e.site.source}: {e.site.line_text}\n    {numbers(e.evidence)}")
     for s in report.record.sinks:
-        print(f"  sink {s.kind} {s.verdict} x{s.count} events {sorted(s.events)} needs_event={s.needs_event}: {s.name}: {s.reason}\n    {numbers(s.evidence)}")
+        print(f"  sink {s.kind} {s.verdict} x{s.count} events {sorted(s.events)} needs_event={s.needs_event}: {s.name}: {s.reason}")
+        print(f"    {numbers(s.evidence)}")
 
 
 def numbers(evidence: dict[str, Any]) -> str:
@@ -167,7 +170,10 @@ def numbers(evidence: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in evidence.items())
 
 
-HEAD = f"{'program':24}{'plan':10}{'ops':>7}{'broken':>8}{'risky':>7}{'/1000':>7}{'events/1000':>13}{'unshadowed':>12}{'plain s':>9}{'ratio':>7}  notes"
+HEAD = (
+    f"{'program':24}{'plan':10}{'ops':>7}{'broken':>8}{'risky':>7}{'/1000':>7}{'events/1000':>13}"
+    f"{'unshadowed':>12}{'plain s':>9}{'ratio':>7}  notes"
+)
 
 
 def line(row: Row) -> str:
@@ -219,7 +225,8 @@ def main(words: list[str] | None = None) -> int:
             print(line(row), flush=True)
             gc.collect()
             if options.json:
-                options.json.write_text(json.dumps([{**asdict(r), "risky_per_1000": r.risky_per_1000, "ratio": r.ratio} for r in rows], indent=1))
+                found = [{**asdict(r), "risky_per_1000": r.risky_per_1000, "ratio": r.ratio} for r in rows]
+                options.json.write_text(json.dumps(found, indent=1))
     print(summary(rows))
     return 1 if any(row.alarm for row in rows) else 0
 
@@ -231,7 +238,8 @@ def summary(rows: list[Row]) -> str:
     per = 1000.0 / max(ops, 1)
     out = [
         f"{len(ran)} of {len(rows)} rows ran ({len(PLANS)} plans), {ops} op instances: {sum(r.broken for r in ran)} broken, "
-        f"{sum(r.risky for r in ran)} risky ({per * sum(r.risky for r in ran):.2f} per 1000), {per * sum(r.events for r in ran):.1f} raw events per 1000"
+        f"{sum(r.risky for r in ran)} risky ({per * sum(r.risky for r in ran):.2f} per 1000), "
+        f"{per * sum(r.events for r in ran):.1f} raw events per 1000"
     ]
     for title, column in (("not shadowed", "unshadowed"), ("by the default rule", "default_rule"), ("restarted", "resyncs")):
         total: dict[str, int] = {}

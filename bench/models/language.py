@@ -1,4 +1,4 @@
-"""Byte-level language models written here: GPT with fused attention, with separate biased q/k/v, deep, with a router, with checkpointing."""
+"""Byte-level language models written here: with fused attention, separate biased q/k/v, 24 layers, a router, checkpointing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FusedAttention(nn.Module):
 
 
 class PlainAttention(nn.Module):
-    """Causal self-attention by hand: separate biased projections, ``-inf`` mask, softmax, dropout. The true gradient of the key bias is 0."""
+    """Causal self-attention by hand: separate biased projections, ``-inf`` mask, dropout. The true gradient of the key bias is 0."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

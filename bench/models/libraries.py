@@ -49,7 +49,7 @@ def fracast(plan: Plan) -> Step:
     """fracast time-series forecaster, pretrained, on a noisy sine: hidden states and their gradients."""
     from fracast.inference import _PACKAGE_WEIGHTS_DIR, load_fracast
 
-    core, head = load_fracast(_PACKAGE_WEIGHTS_DIR, weights="fp32")
+    core, _ = load_fracast(_PACKAGE_WEIGHTS_DIR, weights="fp32")
     core = plan.model(core)
     generator = torch.Generator().manual_seed(1)
     values = torch.sin(torch.arange(2048) / 12.0)[None, None] + 0.1 * torch.randn(1, 1, 2048, generator=generator)
@@ -84,7 +84,8 @@ def gpt2(plan: Plan) -> Step:
     let_torchvision_import()
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return _causal(plan, GPT2LMHeadModel(GPT2Config(vocab_size=256, bos_token_id=None, eos_token_id=None, n_positions=64, n_embd=64, n_layer=2, n_head=4)))
+    shape = GPT2Config(vocab_size=256, bos_token_id=None, eos_token_id=None, n_positions=64, n_embd=64, n_layer=2, n_head=4)
+    return _causal(plan, GPT2LMHeadModel(shape))
 
 
 @healthy("llama-transformers")
@@ -94,7 +95,13 @@ def llama(plan: Plan) -> Step:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
     )
     return _causal(plan, LlamaForCausalLM(shape))
 
@@ -153,7 +160,14 @@ def vit(plan: Plan) -> Step:
     from transformers import ViTConfig, ViTForImageClassification
 
     shape = ViTConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=8, patch_size=2, num_channels=1, num_labels=10
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        image_size=8,
+        patch_size=2,
+        num_channels=1,
+        num_labels=10,
     )
     model: Any = plan.model(ViTForImageClassification(shape).float().train())
     trainer = Trainer(plan, model)
@@ -180,7 +194,8 @@ def mlp_mixer(plan: Plan) -> Step:
             x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
             return x + self.channels(self.norm2(x))
 
-    model = plan.model(nn.ModuleDict({"patch": nn.Conv2d(1, 32, 2, 2), "mix": nn.Sequential(Mixer(16, 32), Mixer(16, 32)), "head": nn.Linear(32, 10)}))
+    mix = nn.Sequential(Mixer(16, 32), Mixer(16, 32))
+    model = plan.model(nn.ModuleDict({"patch": nn.Conv2d(1, 32, 2, 2), "mix": mix, "head": nn.Linear(32, 10)}))
     trainer = Trainer(plan, model)
 
     def loss(i: int) -> Tensor:

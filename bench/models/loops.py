@@ -290,7 +290,7 @@ def frozen_backbone(plan: Plan) -> Step:
     model = GPT()
     model.unused = nn.Linear(64, 64)  # type: ignore[assignment]
     for name, p in model.named_parameters():
-        p.requires_grad_(name.startswith("norm") or name.startswith("unused"))
+        p.requires_grad_(name.startswith(("norm", "unused")))
     model = plan.model(model)  # type: ignore[assignment]
     trainer = Trainer(plan, model)
     return lambda i: trainer.step(lambda: next_byte_loss(model, i))
@@ -299,9 +299,8 @@ def frozen_backbone(plan: Plan) -> Step:
 @healthy("conv-autoencoder", steps=2, plans=AMP)
 def conv_autoencoder(plan: Plan) -> Step:
     """A convolutional auto-encoder with transposed convolutions and group normalisation, SGD."""
-    model = nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, 2, 1), nn.GroupNorm(2, 8), nn.SiLU(), nn.ConvTranspose2d(8, 8, 4, 2, 1), nn.SiLU(), nn.Conv2d(8, 1, 3, padding=1)),
-    )
+    encode = (nn.Conv2d(1, 8, 3, 2, 1), nn.GroupNorm(2, 8), nn.SiLU())
+    model = nn.Sequential(*encode, nn.ConvTranspose2d(8, 8, 4, 2, 1), nn.SiLU(), nn.Conv2d(8, 1, 3, padding=1))
     trainer = Trainer(plan, model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), clip=None)
 
     def loss(i: int) -> Tensor:

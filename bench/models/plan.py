@@ -16,7 +16,7 @@ Step = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """``amp``: fp32 parameters under autocast (and GradScaler for fp16). ``pure``: parameters in ``dtype``, fp32 masters in the optimizer."""
+    """``amp``: fp32 parameters under autocast (and GradScaler for fp16). ``pure``: parameters in ``dtype``, fp32 masters beside."""
 
     dtype: torch.dtype
     mode: str

@@ -1,4 +1,7 @@
-"""Invariant 4: on healthy networks nothing is broken, and risky findings stay under 5 per 1000 op instances. The whole table: ``./dev bench healthy``."""
+"""Invariant 4: on healthy networks nothing is broken, and risky findings stay under 5 per 1000 op instances.
+
+The whole table: ``./dev bench healthy``.
+"""
 
 from __future__ import annotations
 
