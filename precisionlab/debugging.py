@@ -85,6 +85,10 @@ def candidate_codes(event: EventRecord) -> frozenset[str]:
     return frozenset(check.code for check in found if check is not None)
 
 
+def _kinds(event: EventRecord) -> set[str]:
+    return {str(all_checks()[code].kind) for code in candidate_codes(event)}
+
+
 def sentence_of(event: EventRecord) -> tuple[str, str]:
     """Code and message of the finding that ``event`` alone would be."""
     fault = Fault(event, None, Verdict.BROKEN)

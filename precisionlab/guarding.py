@@ -67,7 +67,8 @@ class Guard:
             for where, (count, text) in sorted(self.errors.items())
         ]
         if self.strangers:
-            said.append(f"modules or optimizers ran in {len(self.strangers)} other threads: only the one that started the audit is observed")
+            count = len(self.strangers)
+            said.append(f"modules or optimizers ran in {count} other threads: only the one that started the audit is observed")
         return said
 
     @contextlib.contextmanager

@@ -29,7 +29,6 @@ from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.protocol import Protocol
 from precisionlab.trackers.sinks import Sinks, live_tensors
 
-
 PRESETS = ("quick", "standard", "full")
 RESYNCS = ("step", "never")
 
@@ -74,7 +73,7 @@ class Observation:
         self._steps: list[StepRecord] = [StepRecord(0)]
         self._stepping: list[int] = []
         self._optimizer_steps = 0
-        self._unobserved_steps = 0
+        self.unobserved_steps = 0
         self._module_outputs = 0
         self._before: dict[int, Any] = {}
         self._notes: list[str] = []
@@ -232,7 +231,7 @@ class Observation:
         self._optimizer_steps += 1
         self._log.step += 1
         if not self._observing:
-            self._unobserved_steps += 1
+            self.unobserved_steps += 1
             self._protocol.steps += 1
         wanted = self._observing
         with self._guard.guarding("the schedule"):
@@ -291,8 +290,8 @@ class Observation:
             self.memory.peak_bytes,
         )
         notes = [*self._notes, *self._guard.notes()]
-        if self._unobserved_steps:
-            unseen = f"{self._unobserved_steps} of {self._optimizer_steps} steps were not observed"
+        if self.unobserved_steps:
+            unseen = f"{self.unobserved_steps} of {self._optimizer_steps} steps were not observed"
             notes.append(f"{unseen} (observed: {self._schedule.words()})")
         return RunRecord(
             ops=list(self._log.ops.values()),

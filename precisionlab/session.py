@@ -118,6 +118,16 @@ class audit(Observation):
         audited.audit, audited.report = self, None  # type: ignore[attr-defined]
         return audited
 
+    @property
+    def active(self) -> bool:
+        """Whether it runs now, in this process."""
+        return self._active and self._pid == os.getpid()
+
+    @property
+    def in_own_thread(self) -> bool:
+        """Whether this is the thread that is observed."""
+        return self._guard.thread == threading.get_ident()
+
     # -- results ------------------------------------------------------------------------------------------------------------------
 
     @property

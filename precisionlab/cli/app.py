@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from precisionlab import __version__
-from precisionlab.cli import audit, explain
+from precisionlab.cli import audit, explain, run
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.guard import internal_error, say
 
@@ -24,6 +24,9 @@ app = typer.Typer(
     epilog="Example: precisionlab audit model.py --dtype fp16",
 )
 app.command(epilog=audit.EPILOG, short_help="Say what breaks in fp16 or bf16, where, why, and what to change.")(audit.audit)
+app.command(
+    epilog=run.EPILOG, short_help="Run a training script as it is and say what breaks in it.", context_settings=run.CONTEXT
+)(run.run)
 app.command(epilog=explain.EPILOG, short_help="Say what a finding code means and how to repair it.")(explain.explain)
 
 

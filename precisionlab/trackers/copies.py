@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from precisionlab.records import Evidence, Phase, Site
-from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
+from precisionlab.records import Evidence, Phase
+from precisionlab.shadow.memory import UNIT_ROUNDOFF
 from precisionlab.shadow.mode import OpCall
-from precisionlab.thresholds import Thresholds
-from precisionlab.trackers.log import RunLog
-from precisionlab.trackers.parameters import Parameters
+from precisionlab.trackers.court import Court, marks_of
 
 Tensor = torch.Tensor
-
-
-class Court(Protocol):
-    """Who records a fault of the loop protocol."""
-
-    log: RunLog
-
-    def convict(self, fault: str, site: Site, evidence: Evidence, name: str, reason: str) -> None:
-        """Record the fault with its consequence."""
 
 
 class Copies:
     """Notices stale casts and masters that do not belong to their parameters."""
 
-    def __init__(self, court: Court, memory: ShadowMemory, parameters: Parameters, thresholds: Thresholds) -> None:
+    def __init__(self, court: Court) -> None:
         self.court = court
-        self.memory = memory
-        self.parameters = parameters
-        self.limits = thresholds
         self.weights: dict[int, str] = {}
         """Storage of each half parameter that got a gradient -> its name."""
         self._casts = False
@@ -55,15 +41,15 @@ class Copies:
         if name is None or before is None or not isinstance(source, Tensor) or source.shape != target.shape:
             return
         key = source.untyped_storage()._cdata
-        move = self.parameters.moves.get(key)
+        move = self.court.parameters.moves.get(key)
         u = UNIT_ROUNDOFF[target.dtype]
         if move is None or u <= UNIT_ROUNDOFF.get(source.dtype, 1.0):
             return
-        self.parameters.moves[key] = 0.0
+        self.court.parameters.moves[key] = 0.0
         old = before.double()
         change = float((source.double() - old).norm())
         allowed = move + u * float(old.norm())
-        if allowed > 0 and change > self.limits.master_mismatch * allowed:
+        if allowed > 0 and change > self.court.limits.master_mismatch * allowed:
             site = self.court.log.site(call.module, call.info.name, call.phase, call.place)
             evidence: Evidence = {"mismatch": change / allowed, "parameter": name}
             reason = f"{name} jumps {change / allowed:.3g} times as far as the step and rounding explain"
@@ -81,9 +67,7 @@ class Copies:
             and call.outputs[0].lo.dtype is torch.get_autocast_dtype(source.device.type)
         ):
             twin = call.outputs[0].twin
-            if twin.marks is None:
-                twin.marks = {}
-            twin.marks["cast_of"] = (weakref.ref(source), source._version)
+            marks_of(twin)["cast_of"] = (weakref.ref(source), source._version)
             self._casts = True
 
     def _stale_casts(self, call: OpCall) -> None:
@@ -94,7 +78,7 @@ class Copies:
             source = marks["cast_of"][0]()
             if source is None or source._version == marks["cast_of"][1] or _same_values(source.detach(), p.lo):
                 continue
-            name = self.parameters.name_of(source, "a weight")
+            name = self.court.parameters.name_of(source, "a weight")
             site = self.court.log.site(call.module, call.info.name, call.phase, call.place)
             del marks["cast_of"]
             reason = f"the forward pass still uses {name} as it was before the update"

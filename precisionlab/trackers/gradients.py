@@ -1,0 +1,290 @@
+"""What happens to gradients between backward and the optimizer: their unit, rescaling, accumulation, repair of non-finite values.
+
+Notes travel on the twins of the gradients (``marks``): ``power`` after the last change, ``scale`` at backward, ``unit_site`` where S was
+divided out, ``clip_site`` where they were rescaled while scaled, ``rescaled`` (factor, site), ``inside`` when something was added after
+that, ``mixed``, ``reversed``, ``replaced``, and ``skipped`` / ``stale`` for non-finite values that outlive their iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from precisionlab.records import Phase
+from precisionlab.shadow.memory import UNIT_ROUNDOFF, Twin
+from precisionlab.shadow.mode import OpCall, Pair
+from precisionlab.trackers.court import Court, marks_of
+from precisionlab.trackers.units import power_of, stem
+
+Tensor = torch.Tensor
+
+_FACTORS = frozenset(("mul", "div"))
+_CLEANERS = frozenset(("nan_to_num", "masked_fill", "where", "clamp", "index_put", "masked_scatter"))
+_SCALED_DOMAIN = 1e-2
+"""A clipped norm below this after unscaling was compared with the norm of scaled gradients: no threshold is meant to be so small."""
+_USED_UP = ("inside", "reversed", "mixed", "replaced", "rescaled", "skipped", "stale", "clip_site", "unit_site", "clipped_scaled")
+"""Marks that end with the step that used the gradient."""
+
+
+class GradientProtocol:
+    """Looks at each op on a gradient, and at each step that uses gradients."""
+
+    def __init__(self, court: Court) -> None:
+        self.court = court
+        self.weights: dict[int, str] = {}
+        """Storage of each half parameter that got a gradient -> its name."""
+        self._grads: dict[int, str] = {}
+        self._used_at: dict[int, int] = {}
+
+    def op(self, call: OpCall) -> None:
+        """Update powers and marks after one op."""
+        info = call.info
+        name = stem(info.name)
+        if name == "mul" and not self.court.scaled and call.phase is Phase.FORWARD and call.outputs[0].lo.numel() == 1:
+            number = call.args[1] if len(call.args) > 1 else None
+            if isinstance(number, (int, float)) and number >= 8:
+                marks_of(call.outputs[0].twin)["times"] = float(number)
+        if self.court.scaled:
+            self._powers(call)
+        if self._grads and (info.in_place or name in _CLEANERS):
+            self._on_gradients(call, name)
+
+    def _powers(self, call: OpCall) -> None:
+        outputs = call.outputs
+        if call.info.name == "aten._amp_foreach_non_finite_check_and_unscale_":
+            self._unscaled(call)
+        if call.info.listed and len(outputs) > 1:
+            for pair, entries in grouped(call):
+                pair.twin.power = power_of(call, pair, entries, self.court.scale)
+            return
+        for pair in outputs:
+            pair.twin.power = power_of(call, pair, call.inputs, self.court.scale)
+
+    def _unscaled(self, call: OpCall) -> None:
+        """Unscaling must divide by the scale the loss was multiplied with, not by one that ``update`` has changed since."""
+        inverse = float(call.args[2])
+        if inverse == 1.0:
+            return
+        for pair in call.outputs:
+            marks = pair.twin.marks or {}
+            carried = marks.get("scale")
+            if carried is not None and pair.twin.power >= 1.0 and abs(carried * inverse - 1.0) > 1e-3:
+                name = self._grads.get(pair.lo.untyped_storage()._cdata, "a parameter")
+                site = self.court.log.site(call.module, "GradScaler.update", call.phase, call.place)
+                reason = f"gradients that carry {carried:g} are divided by {1.0 / inverse:g}"
+                self.court.convict("update-between-optimizers", site, {"scale": carried, "parameter": name}, name, reason)
+                return
+
+    def _on_gradients(self, call: OpCall, name: str) -> None:
+        for pair in call.outputs:
+            key = pair.lo.untyped_storage()._cdata
+            parameter = self._grads.get(key)
+            if parameter is None:
+                continue
+            twin = pair.twin
+            marks = marks_of(twin)
+            if call.backward and name == "add":
+                self._accumulated(call, pair, marks, parameter)
+            elif name in _FACTORS and call.info.in_place:
+                factor = _factor(call, pair)
+                if factor is None:
+                    continue
+                factor = 1.0 / factor if name == "div" and factor else factor
+                site = self.court.log.site(call.module, _place_name(call), call.phase, call.place)
+                held = marks.get("power", 0.0)
+                marks["power"] = twin.power
+                if self.court.scaled and abs(factor * self.court.scale - 1.0) < 1e-3:
+                    marks["unit_site"] = site
+                elif abs(factor - 1.0) > 0.05 or factor < 0:
+                    marks["rescaled"] = (factor, site)
+                    if self.court.scaled and held >= 1.0:
+                        marks["clip_site"] = site
+                        if twin.power == held and abs(factor) < 0.5:
+                            marks["clipped_scaled"] = site  # a Python number carries no unit: judged by the norm at the step
+                if factor < 0 and factor != -1.0:
+                    marks["reversed"] = (factor, site)
+            elif name in ("clamp", "clamp_max", "clamp_min") and self.court.scaled and twin.power >= 1.0 and self._bites(call, pair):
+                marks["clip_site"] = marks["clipped_scaled"] = self.court.log.site(call.module, _place_name(call), call.phase, call.place)
+            elif name in _CLEANERS and twin.nonfinite is False and "skipped" not in marks and self._was_nonfinite(call):
+                marks["replaced"] = self.court.log.site(call.module, call.info.name, call.phase, call.place)
+
+    def _bites(self, call: OpCall, pair: Pair) -> bool:
+        """Whether a clamp cut many scaled values off at a bound that is tiny beside the scale."""
+        given = [*call.args[1:3], call.kwargs.get("min"), call.kwargs.get("max")]
+        bounds = [abs(float(b)) for b in given if isinstance(b, (int, float))]
+        if not bounds or max(bounds) / self.court.scale >= _SCALED_DOMAIN:
+            return False
+        return float((pair.lo.abs() >= max(bounds) * (1 - 2.0**-7)).double().mean()) > 0.05
+
+    def _was_nonfinite(self, call: OpCall) -> bool:
+        return any(bool((~torch.isfinite(t)).any()) for t in call.before.values() if t.is_floating_point())
+
+    def _accumulated(self, call: OpCall, pair: Pair, marks: dict[str, Any], parameter: str) -> None:
+        site = self.court.log.site(call.module, call.info.name, call.phase, call.place)
+        if marks.get("skipped"):
+            marks["stale"] = site
+        rescaled = marks.get("rescaled")
+        if rescaled is not None and abs(rescaled[0]) < 0.9:
+            marks["inside"] = rescaled
+        if self.court.scaled and len(call.inputs) == 2 and "inside" not in marks:
+            held, added = marks.get("power", 0.0), call.inputs[1].twin.power
+            if self.court.scale > 1.5 and held != added and (marks.get("unit_site") is not None or self.court.with_scaler):
+                marks["mixed"] = marks.get("unit_site", site)
+
+    def before_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
+        """The optimizer is about to use its gradients: they must be unscaled, whole and of one piece."""
+        self.court.steps += 1
+        total = 0.0
+        used: list[tuple[str, Twin]] = []
+        negative: tuple[str, Twin] | None = None
+        clipped: tuple[str, Twin] | None = None
+        self._stepped_twice(optimizer, params)
+        positive: tuple[str, Twin] | None = None
+        extra = -1.0 if getattr(optimizer, "grad_scale", None) is not None else 0.0
+        for name, p in params:
+            grad = p.grad
+            twin = self.court.memory.get(grad) if grad is not None and grad.layout == torch.strided else None
+            if grad is None or twin is None:
+                continue
+            used.append((name, twin))
+            if twin.marks and "clipped_scaled" in twin.marks and twin.power + extra == 0.0 and clipped is None:
+                clipped = (name, twin)
+            if self.court.scaled and self.court.scale > 1.5:
+                power = twin.power + extra
+                if power < 0 and negative is None:
+                    negative = (name, twin)
+                if power > 0 and positive is None:
+                    positive = (name, twin)
+                total += float(grad.detach().double().square().sum())
+        norm = math.sqrt(total)
+        negative = negative or clipped
+        if negative is not None and ("clip_site" not in marks_of(negative[1]) or norm < _SCALED_DOMAIN):
+            self._divided_twice(negative, norm)
+        if positive is not None and self.court.with_scaler:
+            name, twin = positive
+            site = twin.site or self.court.here("optimizer.step", "", Phase.OPTIMIZER)
+            self.court.convict(
+                "step-on-scaled-gradients",
+                site,
+                {"scale": self.court.scale, "parameter": name},
+                name,
+                f"the optimizer uses gradients that are still {self.court.scale:g} times too large",
+            )
+
+        for name, twin in used:
+            self._marked(name, twin)
+
+    def _stepped_twice(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
+        """Two steps of one optimizer on the same gradients: ``optimizer.step()`` after ``scaler.step(optimizer)``."""
+        last = self._used_at.get(id(optimizer))
+        self._used_at[id(optimizer)] = self.court.backwards
+        if self.court.with_scaler and last == self.court.backwards and self.court.backwards and any(p.grad is not None for _, p in params):
+            site = self.court.here("optimizer.step", "", Phase.OPTIMIZER)
+            reason = "the same gradients are applied twice"
+            self.court.convict("plain-step-after-scaler-step", site, {"scale": self.court.scale}, "the weights", reason)
+
+    def _divided_twice(self, found: tuple[str, Twin], norm: float) -> None:
+        name, twin = found
+        marks = marks_of(twin)
+        clip = marks.get("clip_site")
+        site = clip or marks.get("unit_site") or twin.site or self.court.here("optimizer.step", "", Phase.OPTIMIZER)
+        fault = "clip-before-unscale" if clip is not None else "unscale-twice"
+        self.court.convict(
+            fault,
+            site,
+            {"scale": self.court.scale, "norm": norm, "parameter": name},
+            name,
+            f"every step is about {self.court.scale:g} times too small (gradient norm {norm:.2g})",
+        )
+
+    def _marked(self, name: str, twin: Twin) -> None:
+        marks = twin.marks
+        if not marks:
+            return
+        if "inside" in marks:
+            factor, site = marks["inside"]
+            self.court.convict(
+                "clip-inside-accumulation",
+                site,
+                {"factor": factor, "parameter": name},
+                name,
+                f"earlier micro-batches of {name} count {abs(factor):.2g} times as much as the last",
+            )
+        if "reversed" in marks:
+            factor, site = marks["reversed"]
+            self.court.convict(
+                "reversed-gradient",
+                site,
+                {"factor": factor, "parameter": name},
+                name,
+                f"the gradient of {name} is multiplied by {factor:.4g}: the step goes uphill",
+            )
+        if "mixed" in marks:
+            self.court.convict(
+                "unscale-inside-accumulation",
+                marks["mixed"],
+                {"scale": self.court.scale, "parameter": name},
+                name,
+                f"unscaled and scaled gradients are added up in {name}",
+            )
+        if "replaced" in marks:
+            self.court.convict(
+                "nonfinite-gradient-replaced",
+                marks["replaced"],
+                {"parameter": name},
+                name,
+                f"the overflow of {name} is hidden and a wrong step is taken",
+            )
+        for key in _USED_UP:
+            marks.pop(key, None)
+
+    def note(self) -> None:
+        """After a backward pass: which storages are gradients now, and with which power."""
+        grads: dict[int, str] = {}
+        weights: dict[int, str] = {}
+        for ref, name in list(self.court.parameters.names()):
+            p = ref()
+            grad = p.grad if p is not None else None
+            if grad is None or grad.layout != torch.strided:
+                continue
+            grads[grad.untyped_storage()._cdata] = name
+            if p is not None and UNIT_ROUNDOFF.get(p.dtype, 0.0) > 2.0**-24:
+                weights[p.untyped_storage()._cdata] = name
+            twin = self.court.memory.get(grad)
+            if twin is not None and self.court.scaled:
+                marks = marks_of(twin)
+                marks["power"] = twin.power
+                if self.court.with_scaler:
+                    marks["scale"] = self.court.scale
+        self._grads = grads
+        self.weights = weights
+
+
+def grouped(call: OpCall) -> list[tuple[Pair, list[Pair]]]:
+    """For list ops: each result with the operands that belong to it."""
+    lists = [a for a in (*call.args, *call.kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
+    single = [p for p in call.inputs if any(p.lo is a for a in call.args)]
+    by_id = {id(p.lo): p for p in call.inputs}
+    out = []
+    for i, pair in enumerate(call.outputs):
+        entries = [by_id[id(entry[i])] for entry in lists if i < len(entry) and id(entry[i]) in by_id]
+        out.append((pair, entries + single))
+    return out
+
+
+def _factor(call: OpCall, pair: Pair) -> float | None:
+    other: Any = call.args[1] if len(call.args) > 1 else None
+    if isinstance(other, (list, tuple)):
+        index = next((i for i, p in enumerate(call.outputs) if p is pair), 0)
+        other = other[index] if index < len(other) else None
+    if isinstance(other, bool) or not isinstance(other, (int, float, Tensor)):
+        return None
+    if isinstance(other, Tensor):
+        return float(other) if other.numel() == 1 and not other.is_complex() else None
+    return float(other)
+
+
+def _place_name(call: OpCall) -> str:
+    return "clip_grad_norm_" if call.phase is Phase.CLIP else call.info.name
