@@ -89,7 +89,8 @@ class Observation:
         if self._model is not None:
             self._parameters.learn_names(self._model)
         if self._scaler is not None and self._scaler.is_enabled():
-            self._protocol.scaled, self._protocol.scale = True, float(self._scaler.get_scale())
+            court = self._protocol.court
+            court.scaled, court.with_scaler, court.scale = True, True, float(self._scaler.get_scale())
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._hooks = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
@@ -109,8 +110,8 @@ class Observation:
         self.memory.clear()
         self._locator.sequences.clear()
         self._parameters.moves.clear()
-        for kept in ("_grads", "_weights"):  # by storage address, which is reused
-            getattr(self._protocol, kept, {}).clear()
+        for by_address in (self._protocol.gradients._grads, self._protocol.gradients.weights, self._protocol.copies.weights):
+            by_address.clear()  # storage addresses are used again
 
     def _look_away(self) -> None:
         self._observing = False
@@ -194,7 +195,7 @@ class Observation:
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             self._parameters.learn(params)
             self._protocol.before_step(optimizer, params)
-            self._parameters.gradients(params)
+            self._parameters.gradients(params, used=True)
             before = self._parameters.before_step(params)
             old_hi: dict[int, torch.Tensor] = {}
             for _, p in params:
@@ -212,7 +213,8 @@ class Observation:
         if self._observing:
             self._seen("optimizer steps", None, self._end_step, optimizer)
         if not self._stepping:  # one optimizer inside another makes one step
-            self._next_step()
+            with self._guard.guarding("the count of steps"):
+                self._next_step()
 
     def _end_step(self, optimizer: Any) -> None:
         params = self._params_of(optimizer)
@@ -232,10 +234,12 @@ class Observation:
         self._log.step += 1
         if not self._observing:
             self.unobserved_steps += 1
-            self._protocol.steps += 1
-        wanted = self._observing
-        with self._guard.guarding("the schedule"):
+            self._protocol.court.steps += 1
+        try:
             wanted = self._schedule.observes(self._log.step)
+        except Exception as error:
+            wanted = self._observing
+            self._guard.caught("steps= as given", error)
         if wanted and not self._observing:
             self._observe()
         elif self._observing and not wanted:
@@ -260,7 +264,7 @@ class Observation:
             self._parameters.learn(self._params_of(self._optimizer))
         leaves = [t for t in live_tensors() if t.is_leaf and t.requires_grad and id(t) not in self._optimizer_params]
         pending = [(self._parameters.name_of(p, f"leaf tensor {tuple(p.shape)}"), p) for p in leaves if p.grad is not None]
-        self._parameters.gradients(pending)
+        self._parameters.gradients(pending, used=False)
         self._parameters.judge_gradients()
         ignore = {id(p.grad) for p in leaves if p.grad is not None}
         self._sinks.at_exit(ignore)

@@ -27,28 +27,67 @@ class Thresholds:
     # Events: what one op did.
     gain: float = _limit(8.0, "Drift out over drift in above which an op amplified inherited error. Healthy forward ops stay below 7.1.")
     gain_drift_u: float = _limit(8.0, "Drift of the result, in u, below which no amplification is recorded. Healthy outputs carry 1-2 u.")
-    rho: float = _limit(8.0, "Local error over its condition-aware bound above which the op's arithmetic is too narrow. Healthy kernels stay at or below 1.5.")
-    rho_local_u: float = _limit(8.0, "Normwise local error, in u, that must accompany rho: single elements of an inaccurate kernel do no harm.")
-    lost_share: float = _limit(0.5, "Share of an addend's magnitude that the rounded sum lost. Healthy residual additions lose up to 0.12.")
-    structural_zero_u: float = _limit(0.01, "Size of a cancelling result, in u of its operands, below which its exact value counts as zero: noise there is no fault.")
+    rho: float = _limit(
+        8.0,
+        "Local error over its condition-aware bound above which the op's arithmetic is too narrow. Healthy kernels stay at or "
+        "below 1.5.",
+    )
+    rho_local_u: float = _limit(
+        8.0,
+        "Normwise local error, in u, that must accompany rho: single elements of an inaccurate kernel do no harm.",
+    )
+    lost_share: float = _limit(
+        0.5,
+        "Share of an addend's magnitude that the rounded sum lost. Healthy residual additions lose up to 0.12.",
+    )
+    structural_zero_u: float = _limit(
+        0.01,
+        "Size of a cancelling result, in u of its operands, below which its exact value counts as zero: noise there is no "
+        "fault.",
+    )
     flush_share: float = _limit(0.1, "Share of the energy of a result that became zero. Quiet 0.003 in half, faulty 0.78.")
-    headroom_log2: float = _limit(0.5, "Binades left below the largest finite number under which a result is called near overflow: maxima vary by as much between batches.")
+    headroom_log2: float = _limit(
+        0.5,
+        "Binades left below the largest finite number under which a result is called near overflow: maxima vary by as much "
+        "between batches.",
+    )
     mask_drift_u: float = _limit(1.0, "Drift, in u, at or below which the effect of earlier events counts as masked.")
 
     # Sinks: where it matters.
-    output_drift: float = _limit(0.02, "Normwise drift of a module output that is material, together with output_drift_u. Quiet 0.64 %, faulty 4.9 %.")
-    output_drift_u: float = _limit(8.0, "The same in u: both must be exceeded, since bf16 noise alone reaches 1 % and fp16 range faults show at fewer u.")
+    output_drift: float = _limit(
+        0.02,
+        "Normwise drift of a module output that is material, together with output_drift_u. Quiet 0.64 %, faulty 4.9 %.",
+    )
+    output_drift_u: float = _limit(
+        8.0,
+        "The same in u: both must be exceeded, since bf16 noise alone reaches 1 % and fp16 range faults show at fewer u.",
+    )
     exit_drift: float = _limit(0.05, "Normwise drift of a value that outlives the audit. Quiet 0.64 %, faulty 33 %.")
     item_drift: float = _limit(0.10, "Relative drift of a number read into Python. Quiet 1 %, faulty 100 %.")
-    gradient_efficiency: float = _limit(0.6, "Signed projection <lo,hi>/<hi,hi> of a gradient below which too much of it was lost. Quiet 0.63, faulty 0.49.")
-    gradient_share: float = _limit(1e-6, "Share of the total gradient energy below which a parameter's gradient is not judged (structural zeros, key biases).")
-    update_efficiency: float = _limit(0.5, "Signed projection of the weight updates below which they are swamped. Quiet 0.63, faulty 0.49.")
+    gradient_efficiency: float = _limit(
+        0.6,
+        "Signed projection <lo,hi>/<hi,hi> of a gradient below which too much of it was lost. Quiet 0.63, faulty 0.49.",
+    )
+    gradient_share: float = _limit(
+        1e-6,
+        "Share of the total gradient energy below which a parameter's gradient is not judged (structural zeros, key biases).",
+    )
+    update_efficiency: float = _limit(
+        0.5,
+        "Signed projection of the weight updates below which they are swamped. Quiet 0.63, faulty 0.49.",
+    )
     excess_step: float = _limit(3.0, "Length of a weight update over its twin's above which it runs away, given a range fault upstream.")
     update_steps: float = _limit(3.0, "Steps in a row that must lose their update before it is a finding.")
     accumulator_error: float = _limit(0.25, "Error of a long-lived value over its true displacement. Quiet 0.008 %, faulty 100 %.")
     accumulator_writes: float = _limit(8.0, "In-place writes after which a long-lived value is judged, and again at every doubling.")
-    schedule_share: float = _limit(0.10, "Share of the base learning rate that a schedule may move on iterations without a step. Quiet 6e-7, faulty 45 %.")
-    master_mismatch: float = _limit(8.0, "Change of a parameter by its master copy over the step taken plus rounding. Quiet 1, faulty 822.")
+    schedule_share: float = _limit(
+        0.10,
+        "Share of the base learning rate that a schedule may move on iterations without a step. Quiet 6e-7, faulty 45 %.",
+    )
+    master_mismatch: float = _limit(
+        8.0,
+        "Change of a parameter by its master copy over the step taken plus rounding. Quiet 1, faulty 822.",
+    )
     decision_share: float = _limit(0.05, "Share of decisions that differ from the twin's. Quiet 0.4 %, faulty 62 %.")
     tie_share: float = _limit(0.005, "Share of selections decided by a tie that only the low precision has. Quiet 0, faulty 1.4 %.")
 

@@ -76,7 +76,18 @@ def judge(record: RunRecord, thresholds: Thresholds) -> Report:
     return Report(_overall(findings, record), findings, ops, record, _inherited(record), quiet, list(record.notes))
 
 
-_SINK_ORDER = {kind: i for i, kind in enumerate((SinkKind.UPDATE, SinkKind.STATE, SinkKind.ACCUMULATOR, SinkKind.GRADIENT, SinkKind.OUTPUT, SinkKind.LOSS, SinkKind.DECISION, SinkKind.EXIT, SinkKind.ITEM))}  # fmt: skip
+_WORST_FIRST = (
+    SinkKind.UPDATE,
+    SinkKind.STATE,
+    SinkKind.ACCUMULATOR,
+    SinkKind.GRADIENT,
+    SinkKind.OUTPUT,
+    SinkKind.LOSS,
+    SinkKind.DECISION,
+    SinkKind.EXIT,
+    SinkKind.ITEM,
+)
+_SINK_ORDER = {kind: i for i, kind in enumerate(_WORST_FIRST)}
 
 
 def _root(sink: SinkRecord, events: dict[int, EventRecord]) -> EventRecord | None:
@@ -110,11 +121,19 @@ def _weigh(sink: SinkRecord, root: EventRecord | None, record: RunRecord, limits
         return verdict if record.optimizer_steps == 0 and sink.evidence.get("share") == 1.0 else Verdict.SAFE
     if sink.kind is SinkKind.ITEM and nonfinite and not sink.evidence.get("requires_grad") and not record.skipped_steps:
         return verdict if root.site.phase not in (Phase.BACKWARD, Phase.CLIP) else Verdict.RISKY
-    if stepped and sink.kind in (SinkKind.OUTPUT, SinkKind.LOSS, SinkKind.ITEM, SinkKind.EXIT) and root.kind is not EventKind.PROTOCOL:
-        if sink.evidence.get("requires_grad") or sink.kind in (SinkKind.LOSS, SinkKind.ITEM):
-            return Verdict.SAFE if nonfinite and record.skipped_steps else min(verdict, Verdict.RISKY, key=lambda v: v.severity)
-    if stepped and sink.kind is SinkKind.GRADIENT and nonfinite and record.skipped_steps and record.optimizer_steps > record.skipped_steps:
-        return Verdict.SAFE  # the scaler calibrates: the step was skipped, as it should be
+    on_the_way = sink.kind in (SinkKind.LOSS, SinkKind.ITEM) or (
+        sink.kind in (SinkKind.OUTPUT, SinkKind.EXIT) and bool(sink.evidence.get("requires_grad"))
+    )
+    if stepped and on_the_way and root.kind is not EventKind.PROTOCOL:
+        if nonfinite and record.skipped_steps:
+            # no loss scale cures a forward pass; an overflow of scaled gradients is how a scaler finds its scale
+            never = root.site.phase is Phase.FORWARD and record.optimizer_steps == 0
+            return verdict if never else Verdict.RISKY if root.site.phase is Phase.FORWARD else Verdict.SAFE
+        return min(verdict, Verdict.RISKY, key=lambda v: v.severity)
+    if stepped and nonfinite and sink.kind is SinkKind.GRADIENT and not sink.evidence.get("used") and root.kind is not EventKind.PROTOCOL:
+        if root.site.phase is not Phase.FORWARD:
+            return Verdict.SAFE  # no step used it: the scale calibrates, as it should
+        return verdict if record.optimizer_steps == 0 else Verdict.RISKY
     return verdict
 
 
@@ -186,10 +205,17 @@ def _merge(faults: list[Fault]) -> list[Fault]:
         known = merged.get(key)
         if known is None or fault.verdict.severity > known.verdict.severity:
             merged[key] = fault
+    anything_broken = any(f.verdict is Verdict.BROKEN for f in merged.values())
     broken_consequences = {
         (s.kind, s.name) for f in merged.values() if f.verdict is Verdict.BROKEN and f.event is not None for s in f.sinks
     }
-    return [f for f in merged.values() if f.event is not None or f.sink is None or (f.sink.kind, f.sink.name) not in broken_consequences]
+    return [
+        f
+        for f in merged.values()
+        if f.event is not None
+        or f.sink is None
+        or ((f.sink.kind, f.sink.name) not in broken_consequences and not (anything_broken and f.sink.evidence.get("nonfinite")))
+    ]
 
 
 def _finding(fault: Fault) -> Finding | None:

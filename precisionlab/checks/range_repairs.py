@@ -40,8 +40,8 @@ def overflow_repair(fault: Fault) -> str:
         )
     if kind == "power" and mentions(fault, "mean", "sum", "norm", "rms", "var"):
         return (
-            f"Square and sum{code_line(fault)} in fp32 and round only the result (x.float().square().mean(-1), or F.rms_norm and F.layer_norm,"
-            f" which do so inside): a square leaves {name} as soon as the value exceeds {_root(largest)}."
+            f"Square and sum{code_line(fault)} in fp32 and round only the result (x.float().square().mean(-1), or F.rms_norm and"
+            f" F.layer_norm, which do so inside): a square leaves {name} as soon as the value exceeds {_root(largest)}."
         )
     if kind == "power":
         return (

@@ -102,8 +102,8 @@ class Parameters:
 
     # -- gradients ----------------------------------------------------------------------------------------------------------------
 
-    def gradients(self, params: list[tuple[str, Tensor]], *, total_floor: bool = True) -> None:
-        """Compare ``.grad`` of each parameter with its twin; one observation per call."""
+    def gradients(self, params: list[tuple[str, Tensor]], *, used: bool) -> None:
+        """Compare ``.grad`` of each parameter with its twin; one observation per call. ``used``: an optimizer is about to use them."""
         seen: list[tuple[str, Tensor, Any, Any, float]] = []
         total = 0.0
         for name, p in params:
@@ -139,7 +139,7 @@ class Parameters:
                     twin.events,
                     Verdict.BROKEN,
                     f"{stats.introduced} of {stats.elements} values of the gradient of {name} are Inf or NaN",
-                    {"nonfinite": stats.introduced, "elements": stats.elements, "parameter": name, "share_of_total": 1.0},
+                    {"nonfinite": stats.introduced, "elements": stats.elements, "parameter": name, "used": used},
                 )
                 continue
             share = stats.hi_sq / total if total > 0 else 0.0

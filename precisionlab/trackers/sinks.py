@@ -1,4 +1,6 @@
-"""Sinks: the places where a number leaves the arithmetic and does something. Here lo and hi are compared, and the events that flowed in are read.
+"""Sinks: the places where a number leaves the arithmetic and does something.
+
+Here lo and hi are compared, and the events that flowed in are read.
 
 Values alone are never a fault: what counts is that the real value differs materially from its twin, by the measure proper to the sink.
 """
