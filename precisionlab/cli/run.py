@@ -70,14 +70,18 @@ def run(
         schedule = parse_steps(steps, every)
         options = _resolve(script, module, given, set_ or [])
         job = _Job(options, schedule, _target(output, options, force), quiet)
-        try:
-            found = find_script(script, tuple(arguments or ()), module=module)
-        except SyntaxError as error:
-            show(error.with_traceback(None))
-            say(f"precisionlab: {script} does not compile; nothing ran")
-            raise typer.Exit(1) from None
-        code = job.run(found)
+        code = _run(job, script, tuple(arguments or ()), module)
     raise typer.Exit(code)
+
+
+def _run(job: _Job, script: str, arguments: tuple[str, ...], module: bool) -> int:
+    try:
+        found = find_script(script, arguments, module=module)
+    except SyntaxError as error:
+        show(error.with_traceback(None))
+        say(f"precisionlab: {script} does not compile; nothing ran")
+        return 1
+    return job.run(found)
 
 
 def _resolve(script: str, module: bool, given: dict[str, Any], assignments: list[str]) -> AuditOptions:
@@ -213,7 +217,7 @@ class _Job:
                 words += [f"--{name}", str(getattr(self.options, name))]
         for name, value in sorted(self.options.settings.items()):
             words += ["--set", f"{name}={value:g}"]
-        return shlex.join([*words, *(["-m"] if script.spec is not None and script.package else []), script.name, *script.arguments])
+        return shlex.join([*words, *(["-m"] if script.module else []), script.name, *script.arguments])
 
 
 def _close(watcher: Audit, ending: Ending) -> Report:

@@ -35,6 +35,8 @@ class Script:
     path0: str
     spec: Any = None
     package: str | None = None
+    module: bool = False
+    """Given with ``-m``."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def _find_file(name: str, arguments: tuple[str, ...]) -> Script:
 
 
 def _find_module(name: str, arguments: tuple[str, ...]) -> Script:
+    given = name
     with _first_on_path(os.getcwd()):
         try:
             spec = importlib.util.find_spec(name)
@@ -100,7 +103,7 @@ def _find_module(name: str, arguments: tuple[str, ...]) -> Script:
         code = spec.loader.get_code(name)  # type: ignore[attr-defined]
     if code is None:
         raise SubjectError(f"-m {name} has no Python code", hint="-m package.module")
-    return Script(name, code, arguments, str(spec.origin), str(spec.origin), os.getcwd(), spec, spec.parent)
+    return Script(given, code, arguments, str(spec.origin), str(spec.origin), os.getcwd(), spec, spec.parent, module=True)
 
 
 class _first_on_path:
@@ -180,13 +183,34 @@ def clean(error: BaseException) -> None:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    kept: list[TracebackType] = []
+    """Without our frames, and without torch's that only lead to our dispatch mode and from it to the op."""
+    frames: list[TracebackType] = []
     while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if not path.startswith(_OWN) or path.startswith(os.path.join(_OWN, "models", "")):
-            kept.append(trace)
+        frames.append(trace)
         trace = trace.tb_next
+    drop = {i for i, one in enumerate(frames) if _is_ours(one)}
+    for i in sorted(drop):
+        before, after = i - 1, i + 1
+        while before >= 0 and _file(frames[before]).endswith(_TO_THE_MODE):
+            drop.add(before)
+            before -= 1
+        if after < len(frames) and _file(frames[after]).endswith(_FROM_THE_MODE):
+            drop.add(after)
     out: TracebackType | None = None
-    for one in reversed(kept):
-        out = TracebackType(out, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for i in reversed(range(len(frames))):
+        if i not in drop:
+            one = frames[i]
+            out = TracebackType(out, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return out
+
+
+_TO_THE_MODE = tuple(os.path.join("torch", *parts) for parts in (("_compile.py",), ("_dynamo", "eval_frame.py")))
+_FROM_THE_MODE = os.path.join("torch", "_ops.py")
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return _file(trace).startswith(_OWN) and not _file(trace).startswith(os.path.join(_OWN, "models", ""))
