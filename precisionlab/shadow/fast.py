@@ -12,6 +12,7 @@ strides of the native ones. Not for ``pl.audit()``, whose program keeps its own 
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 SLOW_RATIO = 4.0
 """Half over fp32 time of a matrix product above which native half counts as slow: widening and rounding then cost less than they save."""
-_PROBE_SIZE = 256
+_PROBE_SIZE = 128
 
 
 def fast_low_side(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,19 +45,29 @@ def fast_low_side(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @functools.cache
 def native_half_is_slow(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of a half dtype more than ``SLOW_RATIO`` times slower than fp32 ones. Measured once a process."""
-    with torch.no_grad(), torch._C._DisableTorchDispatch():
-        ones = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device="cpu")
-        return _seconds(ones.to(dtype)) > SLOW_RATIO * _seconds(ones)
+    """Whether this CPU takes more than ``SLOW_RATIO`` times as long for the matrix products of a training step in a half dtype as in fp32.
+
+    Measured once a process, in milliseconds; call it outside of an audit. For that long torch computes on one thread: a barrier between
+    threads on a busy machine would cost both dtypes alike, and hide the ratio.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            ones = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device="cpu")
+            return _seconds(ones.to(dtype)) > SLOW_RATIO * _seconds(ones)
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _seconds(matrix: Tensor) -> float:
-    """Shortest of three products after one to warm up (mkldnn prepares its kernel in the first)."""
-    best = float("inf")
+def _seconds(m: Tensor) -> float:
+    """Shortest time for the products of forward, input gradient and weight gradient (kernels differ much between these layouts)."""
+    best = math.inf
     for repetition in range(4):
         start = time.perf_counter()
-        torch.mm(matrix, matrix)
-        if repetition:
+        for a, b in ((m, m.t()), (m, m), (m.t(), m)):
+            torch.mm(a, b)
+        if repetition:  # the first one warms up
             best = min(best, time.perf_counter() - start)
     return best
 
@@ -92,12 +103,13 @@ def _convolution(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: di
 def _convolution_backward(half: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Gradients that nobody asked for are None, as natively; the fp32 kernel computes some of them all the same."""
     grads = [
-        grad.to(half) if wanted and grad is not None else None for grad, wanted in zip(_run_wide(half, func, args, kwargs), args[10], strict=True)
+        grad.to(half) if wanted and grad is not None else None
+        for grad, wanted in zip(_run_wide(half, func, args, kwargs), args[10], strict=True)
     ]
     layout = _native_layout((args[1], args[2], None, *args[4:10], args[3]))
     if grads[0] is not None:
         grads[0] = _laid_out(grads[0], layout)
-    if grads[1] is not None and (layout is torch.contiguous_format or layout is not None and grads[1].is_contiguous()):
+    if grads[1] is not None and layout is not None and (layout is torch.contiguous_format or grads[1].is_contiguous()):
         grads[1] = _laid_out(grads[1], torch.contiguous_format)
     return tuple(grads)
 
