@@ -4,7 +4,8 @@ Invariants (each is a property test):
 1. Two tensors on one storage read one twin; a view's twin is the same strided window on the twin's buffer.
 2. A write through any view is seen by all of them.
 3. A write that did not go through the audit (the version counter moved further than our own writes) invalidates the twin: it restarts
-   from the real value and is counted as a resync. It never lies.
+   from the real value and is counted as a resync. What moves no version counter cannot be seen: a write through numpy, or through a
+   tensor put on the same storage by ``set_`` or ``.data``, which has a counter of its own.
 4. A freed storage frees its twin (weak reference); a reused address never revives it.
 5. Bytes held never exceed the cap: the oldest twins are evicted, restart from the real value at their next use, and are counted.
 

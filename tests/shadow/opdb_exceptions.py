@@ -14,9 +14,26 @@ NOT_REPEATABLE: dict[str, str] = dict.fromkeys(
 )
 """Ops whose bits differ between two runs without an audit."""
 
-NOT_FAITHFUL: dict[str, str] = NOT_REPEATABLE | {}
+_RANDOM = (
+    "bernoulli cauchy exponential log_normal normal normal.in_place normal.number_mean rand_like randn randn_like uniform "
+    "nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d nn.functional.rrelu"
+)
+_CANCELLING = "a gradient that is exactly 0 (a row of one element, a correlation of 1): what is left is rounding, on both sides"
 
-DECISIONS: dict[str, str] = {}
+NOT_FAITHFUL: dict[str, str] = {
+    **NOT_REPEATABLE,
+    **dict.fromkeys(_RANDOM.split(), _DRAWN),
+    **dict.fromkeys(("bfloat16", "half", "float", "cfloat"), _CAST),
+    **dict.fromkeys(("nextafter", "frexp"), _FORMAT),
+    **dict.fromkeys(("corrcoef", "nn.functional.rms_norm"), _CANCELLING),
+    "sparse.mm.reduce": _SPARSE,
+}
+"""Ops whose twins are not what the op computes in fp64, in at least one sample."""
+
+DECISIONS: dict[str, str] = dict.fromkeys(
+    ("mode", "msort", "sort", "topk", "nn.functional.cosine_embedding_loss", "nn.functional.hinge_embedding_loss"), _CHOICE
+)
+"""Ops whose twins follow the program where the fp64 side would decide otherwise (ties of small integers)."""
 
 UNSHADOWED: dict[str, str] = dict.fromkeys(
     ("aten.clone", "aten._sparse_mm_reduce_impl", "aten._sparse_mm_reduce_impl_backward", "aten._to_sparse"), _SPARSE

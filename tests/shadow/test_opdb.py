@@ -20,15 +20,19 @@ SLICES = 12
 PARTS = [pytest.param(i, marks=[] if i == 0 else [pytest.mark.slow]) for i in range(SLICES)]
 
 
+@functools.lru_cache(maxsize=1)
+def _cases(part: int) -> list[opdb.Case]:
+    return [case for op in _database()[part::SLICES] for dtype in opdb.HALVES for case in opdb.cases(op, dtype)]
+
+
 @functools.cache
 def _database() -> list[Any]:
     return opdb.database()
 
 
 @pytest.fixture
-def batch(request: pytest.FixtureRequest) -> Iterator[list[opdb.Case]]:
-    part = request.getfixturevalue("part")
-    cases = [case for op in _database()[part::SLICES] for dtype in opdb.HALVES for case in opdb.cases(op, dtype)]
+def batch(part: int) -> Iterator[list[opdb.Case]]:
+    cases = _cases(part)
     opdb.quiet_collector()
     yield cases
     gc.unfreeze()
