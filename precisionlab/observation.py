@@ -262,12 +262,12 @@ class Observation:
     def _judge_the_living(self) -> None:
         if self._optimizer is not None:
             self._parameters.learn(self._params_of(self._optimizer))
-        leaves = [t for t in live_tensors() if t.is_leaf and t.requires_grad and id(t) not in self._optimizer_params]
+        held = live_tensors()
+        leaves = [t for t in held if t.is_leaf and t.requires_grad and id(t) not in self._optimizer_params]
         pending = [(self._parameters.name_of(p, f"leaf tensor {tuple(p.shape)}"), p) for p in leaves if p.grad is not None]
         self._parameters.gradients(pending, used=False)
         self._parameters.judge_gradients()
-        ignore = {id(p.grad) for p in leaves if p.grad is not None}
-        self._sinks.at_exit(ignore)
+        self._sinks.at_exit(held)
         self._sinks.finish()
 
     def _judged(self) -> Report:

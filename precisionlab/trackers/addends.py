@@ -38,6 +38,8 @@ def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float) -> LostSta
     if found is None:
         return None
     base, addend, alpha = found
+    if stats.max_abs > torch.finfo(pair.lo.dtype).max / 2:
+        return None  # a mask: what is added to the end of the range is meant to vanish
     if stats.elements > _SMALL and not _suspicious(call, pair, stats):
         return None
     lost = lost_addend(base, addend, pair.lo, alpha)

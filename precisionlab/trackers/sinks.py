@@ -124,11 +124,11 @@ class Sinks:
             else:
                 self.decided(f"the output of {name}", t, site)
 
-    def at_exit(self, ignore: set[int]) -> None:
-        """Every tensor that user code still holds. Parameters are judged by their gradients and updates instead."""
-        held = live_tensors()
+    def at_exit(self, held: list[Tensor]) -> None:
+        """Every tensor that user code still holds, but for parameters and their gradients, which have sinks of their own."""
+        with_sink = {id(t.grad) for t in held if t.is_leaf and t.requires_grad and t.grad is not None}
         for t in held:
-            if id(t) in ignore or isinstance(t, torch.nn.Parameter):
+            if id(t) in with_sink or isinstance(t, torch.nn.Parameter):
                 continue
             twin = self.memory.get(t)
             if twin is None:
