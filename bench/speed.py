@@ -27,9 +27,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +38,8 @@ import precisionlab as pl
 from precisionlab.shadow.memory import ShadowMemory
 from precisionlab.shadow.mode import ShadowMode
 from precisionlab.shadow.sites import Locator, ModuleStack
+
+ROOT = Path(__file__).resolve().parents[1]
 
 STEP_LIMITS = {"bare": 1.14, "quick": 1.3, "standard": 1.6}  # audited / (plain + fp64)
 FIXED_LIMITS = {"quick": 100.0, "standard": 250.0}  # microseconds an op
