@@ -31,6 +31,8 @@ OpTarget = "torch._ops.OpOverload | torch._ops.OpOverloadPacket"
 class Family(str, Enum):
     """What kind of arithmetic an op does."""
 
+    __hash__ = str.__hash__  # in C; Enum's own runs in Python, and families are looked up for every op
+
     DOT = "dot"
     REDUCTION = "reduction"
     POINTWISE = "pointwise"
@@ -59,6 +61,8 @@ class Family(str, Enum):
 
 class How(str, Enum):
     """How the twin of an op's result comes about."""
+
+    __hash__ = str.__hash__
 
     RERUN = "rerun"
     """The same overload on the fp64 twins (or ``reference``)."""

@@ -11,6 +11,9 @@ class _Word(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    # Enum hashes the member's name in Python; the word itself hashes in C, and words are dictionary keys in the per-op path
+    __hash__ = str.__hash__
+
 
 class Verdict(_Word):
     """What an audit says of an op, a column or a whole run."""

@@ -14,6 +14,7 @@ import torch
 from precisionlab.shadow.measure import LostStats, Stats, lost_addend
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
 from precisionlab.shadow.mode import OpCall, Pair
+from precisionlab.trackers.pairs import rms_of
 
 Tensor = torch.Tensor
 
@@ -40,7 +41,7 @@ def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float) -> LostSta
     base, addend, alpha = found
     if stats.max_abs > torch.finfo(pair.lo.dtype).max / 2:
         return None  # a mask: what is added to the end of the range is meant to vanish
-    if stats.elements > _SMALL and not _suspicious(call, pair, stats):
+    if (stats.elements > _SMALL or not call.info.in_place) and not _suspicious(call, pair, stats):
         return None
     lost = lost_addend(base, addend, pair.lo, alpha)
     if not call.info.in_place and lost.addend_sq > lost.base_sq and call.info.name in _PAIRWISE and alpha == 1.0:
@@ -142,7 +143,5 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _suspicious(call: OpCall, pair: Pair, stats: Stats) -> bool:
     """Whether the smaller operand is small enough against the result to be lost at all."""
-    from precisionlab.trackers.events import rms_of
-
     rounding = 2.0 * UNIT_ROUNDOFF[pair.lo.dtype] * math.sqrt(stats.lo_sq / stats.elements)
     return min((rms_of(p) for p in call.inputs), default=0.0) < rounding

@@ -21,21 +21,10 @@ from precisionlab.shadow.opinfo import OpInfo
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.addends import ADDITIVE, lost_in_sum, pending_write_back
 from precisionlab.trackers.log import RunLog, join_events
+from precisionlab.trackers.pairs import NAMES, drift_of, relative, rms_of
 
 Tensor = torch.Tensor
 
-NAMES = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.complex64: "complex64",
-    torch.complex128: "complex128",
-    torch.float8_e5m2: "fp8_e5m2",
-    torch.float8_e4m3fn: "fp8_e4m3fn",
-    torch.float8_e5m2fnuz: "fp8_e5m2fnuz",
-    torch.float8_e4m3fnuz: "fp8_e4m3fnuz",
-}
 _LARGEST = {d: torch.finfo(d).max for d in NAMES}
 _TINY = {d: torch.finfo(d).smallest_normal * (2.0 if d is torch.float64 else 1.0) * UNIT_ROUNDOFF[d] * 2.0 for d in NAMES}
 _HALVES = frozenset((torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz))
@@ -44,6 +33,19 @@ _SUMS = frozenset(
 )
 _LASTING: frozenset[EventKind] = frozenset((EventKind.LOST, EventKind.CAST))
 """Events that survive masking: one lost addend is invisible in the drift and adds up over a loop."""
+_WIDENING = frozenset(
+    (narrow, wide)
+    for narrow, wide in (
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float64),
+        (torch.bfloat16, torch.float64),
+        (torch.float32, torch.float64),
+        (torch.float32, torch.float32),
+    )
+)
+"""(from, to) of casts that change no value."""
+_SMALL_CAST = 4096
 _LOCAL_WORK = 1 << 26
 """Multiply-adds above which a local error is measured on a sample of the outputs."""
 
@@ -62,7 +64,7 @@ class EventRules:
         info = call.info
         outputs = call.outputs
         first = outputs[0]
-        record = self.log.op(call.module, info.name, call.phase, call.place, info.family.value, _plan(first.lo.dtype, call))
+        record = self.log.op(call.module, info.name, call.phase, call.place, lambda: (info.family.value, _plan(first.lo.dtype, call)))
         record.count += 1
         if info.listed and len(outputs) > 1:
             self._listed(call, record)
@@ -113,6 +115,8 @@ class EventRules:
                 twin.lo_rms, twin.error_rms = inputs[0].twin.lo_rms, inputs[0].twin.error_rms
             record.drift_u_sum += in_drift / coarsest if coarsest else 0.0
             return
+        if info.name == "aten._to_copy" and self._known_cast(call, record, pair, inputs, in_drift, tainted, carried):
+            return
         stats = measure(lo, hi)
         n = stats.elements
         if n == 0:
@@ -145,6 +149,29 @@ class EventRules:
             twin.events = NO_EVENTS
         self._note(record, stats, drift_u, lo.dtype)
 
+    def _known_cast(
+        self, call: OpCall, record: OpRecord, pair: Pair, inputs: list[Pair], in_drift: float, tainted: bool, carried: frozenset[int]
+    ) -> bool:
+        """Casts whose effect is known without a look: to a wider format nothing rounds; fp32 to bf16 rounds once and keeps the range."""
+        source = call.args[0]
+        if len(inputs) != 1 or source.dtype not in UNIT_ROUNDOFF or inputs[0].lo is not source:
+            return False
+        origin, twin, lo = inputs[0].twin, pair.twin, pair.lo
+        if (source.dtype, lo.dtype) in _WIDENING:
+            rounding = 0.0
+        elif source.dtype is torch.float32 and lo.dtype is torch.bfloat16 and lo.numel() > _SMALL_CAST and origin.pending is None:
+            rounding = 0.5 * UNIT_ROUNDOFF[torch.bfloat16]
+        else:
+            return False
+        twin.drift = math.hypot(in_drift, rounding)
+        twin.nonfinite, twin.events, twin.lo_rms, twin.error_rms = tainted, carried, origin.lo_rms, origin.error_rms
+        if rounding == 0.0 and source.dtype in _HALVES:
+            twin.narrow = source.dtype
+        drift_u = twin.drift / twin.u
+        record.drift_u_sum += drift_u
+        record.drift_u_max = max(record.drift_u_max, drift_u)
+        return True
+
     # -- the rules ----------------------------------------------------------------------------------------------------------------
 
     def _suspicious(
@@ -167,7 +194,7 @@ class EventRules:
         flush = stats.flushed > 0 and stats.flushed_sq > limits.flush_share * stats.hi_sq
         grew = drift > limits.gain_drift_u * u and drift > limits.gain * max(in_drift, u / 2)
         if grew and not call.info.mutated:
-            in_drift = max((_drift_of(p) for p in inputs), default=0.0)
+            in_drift = max((drift_of(p) for p in inputs), default=0.0)
             grew = drift > limits.gain * max(in_drift, u / 2)
         new_nonfinite = stats.introduced > 0 and not tainted
         if not (flush or grew or new_nonfinite or self.exhaustive):
@@ -366,26 +393,6 @@ class EventRules:
 def keeps_before(info: OpInfo, t: Tensor) -> bool:
     """Whether the rules need the value an in-place op overwrites: halves, and anything small enough to cost nothing."""
     return t.dtype in _HALVES or t.numel() <= 4096
-
-
-def relative(diff_sq: float, hi_sq: float) -> float:
-    """||lo - hi|| / ||hi||: 0 when equal, infinite when only hi vanishes."""
-    if diff_sq <= 0.0:
-        return 0.0
-    return math.sqrt(diff_sq / hi_sq) if hi_sq > 0.0 else math.inf
-
-
-def _drift_of(p: Pair) -> float:
-    stats = measure(p.lo, p.hi)
-    return relative(stats.diff_sq, stats.hi_sq)
-
-
-def rms_of(p: Pair) -> float:
-    """Root mean square of the real values of a pair."""
-    if p.twin.lo_rms >= 0.0 and p.lo.numel() * p.lo.element_size() == p.lo.untyped_storage().nbytes():
-        return p.twin.lo_rms
-    stats = measure(p.lo, p.hi)
-    return math.sqrt(stats.lo_sq / stats.elements) if stats.elements else 0.0
 
 
 def _constant_or(call: OpCall, inputs: list[Pair], cast: str = "cast") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+from collections.abc import Callable
 from typing import Any
 
 from precisionlab.records import EventKind, EventRecord, Evidence, OpRecord, Phase, Plan, SinkKind, SinkRecord, Site, Verdict
@@ -28,7 +29,7 @@ class RunLog:
 
     def site(self, module: str, op: str, phase: Phase, place: Place) -> Site:
         """The one ``Site`` object of a place in the program."""
-        key = (module, op, phase, place.path, place.line)
+        key = (module, op, phase, place)
         found = self._sites.get(key)
         if found is None:
             source = f"{short_path(place.path)}:{place.line}" if place.path else ""
@@ -36,11 +37,12 @@ class RunLog:
             found = self._sites[key] = Site(module, op, phase, source, text, place.function)
         return found
 
-    def op(self, module: str, op: str, phase: Phase, place: Place, family: str, plan: Plan) -> OpRecord:
-        """The record of a site, made at its first execution."""
-        key = (module, op, phase, place.path, place.line)
+    def op(self, module: str, op: str, phase: Phase, place: Place, describe: Callable[[], tuple[str, Plan]]) -> OpRecord:
+        """The record of a site, made at its first execution, when ``describe`` gives its family and plan."""
+        key = (module, op, phase, place)
         record = self.ops.get(key)
         if record is None:
+            family, plan = describe()
             record = self.ops[key] = OpRecord(self.site(module, op, phase, place), plan, family)
         return record
 

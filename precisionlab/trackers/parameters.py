@@ -17,8 +17,8 @@ from precisionlab.records import EventKind, Evidence, ParameterRecord, Phase, Si
 from precisionlab.shadow.measure import count_nonfinite, displacement, measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.thresholds import Thresholds
-from precisionlab.trackers.events import NAMES, relative
 from precisionlab.trackers.log import RunLog
+from precisionlab.trackers.pairs import NAMES, relative
 
 Tensor = torch.Tensor
 

@@ -18,8 +18,8 @@ from precisionlab.shadow.measure import measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory, Twin
 from precisionlab.shadow.mode import OpCall
 from precisionlab.thresholds import Thresholds
-from precisionlab.trackers.events import NAMES, relative
 from precisionlab.trackers.log import RunLog, join_events
+from precisionlab.trackers.pairs import NAMES, relative
 
 Tensor = torch.Tensor
 
