@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import precisionlab.ops.catalogue  # noqa: F401  registers every op rule
-from precisionlab.checks.judge import judge
+from precisionlab.report.judge import judge
 from precisionlab.errors import SettingsError
 from precisionlab.guarding import Guard, GuardedMode, GuardedModules, GuardedPatches
 from precisionlab.records import Coverage, Phase, RunRecord, StepRecord, Verdict

@@ -130,11 +130,13 @@ def _exact(name: str, operands: list[Any], kwargs: dict[str, Any]) -> Tensor | N
     if len(wide) < 3 or not all(isinstance(a, (Tensor, int, float)) for a in wide[:3]):
         return None
     if "lerp" in name:
-        return wide[0] + wide[2] * (wide[1] - wide[0])
+        mixed: Tensor = wide[0] + wide[2] * (wide[1] - wide[0])
+        return mixed
     value = kwargs.get("value", wide[3] if len(wide) > 3 else 1)
     if not isinstance(value, (int, float)):
         return None
-    return wide[0] + value * (wide[1] * wide[2] if "addcmul" in name else wide[1] / wide[2])
+    combined: Tensor = wide[0] + value * (wide[1] * wide[2] if "addcmul" in name else wide[1] / wide[2])
+    return combined
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

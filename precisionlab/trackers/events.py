@@ -353,7 +353,8 @@ class EventRules:
         """Local error of the op on the operands as the program had them, measured once a call; None where it cannot be."""
         if call.local is UNMEASURED:
             call.local = self._measure_local(call)
-        return call.local
+        found: LocalError | None = call.local
+        return found
 
     def _measure_local(self, call: OpCall) -> LocalError | None:
         info = call.info

@@ -290,7 +290,7 @@ class Parameters:
         return list(self._kept)
 
     def _history(self, name: str, p: Tensor) -> _History:
-        history = self.histories.get(p)
+        history: _History | None = self.histories.get(p)
         if history is None:
             record = ParameterRecord(name, tuple(p.shape), NAMES.get(p.dtype, str(p.dtype)), bool(p.requires_grad))
             history = self.histories[p] = _History(record)
