@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import builtins
 import difflib
 import linecache
@@ -206,7 +207,7 @@ class _Debugger(pdb.Pdb):
         self.reset()
         self.interaction(frame, None)
         if self.quitting:
-            raise pdb.bdb.BdbQuit
+            raise bdb.BdbQuit
         if self.stoplineno == -1 and not self.breaks:
             return
         outer: FrameType | None = frame
@@ -381,7 +382,7 @@ def _histogram(ulps: Tensor) -> dict[str, int]:
         counts["exact"] = exact
     rest = finite[finite > 0]
     bins = rest.log2().ceil().clamp(min=-1).to(torch.int64)
-    for power, count in zip(*(t.tolist() for t in bins.unique(return_counts=True)), strict=True):
+    for power, count in zip(*(t.tolist() for t in torch.unique(bins, return_counts=True)), strict=True):
         counts["<=1/2" if power == -1 else f"<={2**power}" if power < 20 else f"<=2^{power}"] = count
     if finite.numel() < ulps.numel():
         counts["non-finite"] = ulps.numel() - finite.numel()

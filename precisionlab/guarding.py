@@ -82,7 +82,7 @@ class Guard:
             self.asleep = before
 
 
-class GuardedMode(ShadowMode):
+class GuardedMode(ShadowMode):  # type: ignore[no-untyped-call]
     """The dispatch mode, with faults in the making of twins turned into unshadowed ops."""
 
     guard: Guard
@@ -96,7 +96,7 @@ class GuardedMode(ShadowMode):
         while stack[-1] is not self:
             above.append(_pop_mode())
             stack = _get_current_dispatch_mode_stack()
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             _push_mode(mode)
 

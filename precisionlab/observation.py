@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import precisionlab.ops.catalogue  # noqa: F401  registers every op rule
-from precisionlab.report.judge import judge
 from precisionlab.errors import SettingsError
 from precisionlab.guarding import Guard, GuardedMode, GuardedModules, GuardedPatches
 from precisionlab.records import Coverage, Phase, RunRecord, StepRecord, Verdict
+from precisionlab.report.judge import judge
 from precisionlab.report.model import Report
 from precisionlab.schedule import ALL, schedule_of
 from precisionlab.shadow.memory import ShadowMemory
@@ -100,7 +100,7 @@ class Observation:
     def _observe(self) -> None:
         self._modules.install()
         self._protocol.install()
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._observing = True
 
     def _rest(self) -> None:
