@@ -176,7 +176,7 @@ def test_mode_of_the_user_above_ours_survives_the_end() -> None:
 
 def test_fault_in_an_observer_does_not_reach_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = train(net(), 2)
-    audit = pl.audit()
+    audit = pl.audit(strict=False)
     monkeypatch.setattr(audit._rules, "op", lambda call: {}["gone"])
     monkeypatch.setattr(audit._parameters, "before_step", lambda params: 1 / 0)
     monkeypatch.setattr(audit._protocol.gradients, "note", lambda: [][3])
@@ -189,7 +189,7 @@ def test_fault_in_an_observer_does_not_reach_the_program(monkeypatch: pytest.Mon
 
 
 def test_fault_in_the_making_of_twins_is_an_unshadowed_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pl.audit() as audit:
+    with pl.audit(strict=False) as audit:
         x = torch.ones(3)
         monkeypatch.setattr(audit.memory, "state", lambda t: {}["gone"])
         assert (x * 2).sum().item() == 6.0
