@@ -102,7 +102,9 @@ class Twin:
     nbytes = 0
     ref: Any = None
 
-    def __init__(self, hi: torch.Tensor, dtype: torch.dtype, version: int, lo_bytes: int) -> None:
+    def __init__(
+        self, hi: torch.Tensor, dtype: torch.dtype, version: int, lo_bytes: int, layout: tuple[Any, ...] | None = None, buffer: int = 0
+    ) -> None:
         self.hi = hi
         self.dtype = dtype
         self.version = version
@@ -110,8 +112,8 @@ class Twin:
         self.lo_bytes = lo_bytes
         self.u = UNIT_ROUNDOFF.get(dtype, 0.0)
         """Coarsest unit roundoff the values went through: an fp32 copy of bf16 data still has bf16's."""
-        self.layout = (hi.shape, hi.stride(), hi.storage_offset())
-        self.buffer = hi.untyped_storage()._cdata
+        self.layout = layout if layout is not None else (hi.shape, hi.stride(), hi.storage_offset())
+        self.buffer = buffer or hi.untyped_storage()._cdata
         """Identity of the fp64 storage."""
 
 
@@ -148,15 +150,15 @@ class ShadowMemory:
         """
         storage = t.untyped_storage()
         twin = self._twins.get(storage._cdata)
-        if twin is not None and (
-            (twin.dtype is t.dtype and twin.version >= 0 and storage.nbytes() == twin.lo_bytes and not t.is_inference() and t._version == twin.version)
-            or self._valid(t, twin, storage)
-        ):
-            return twin
+        if twin is not None:
+            if twin.dtype is t.dtype and storage.nbytes() == twin.lo_bytes and twin.version >= 0 and t._version == twin.version:
+                return twin
+            if self._valid(t, twin, storage):
+                return twin
         return self._adopt_real(t)
 
     def window(self, t: torch.Tensor, twin: Twin, *, write: bool = False) -> torch.Tensor:
-        """The fp64 tensor that corresponds to ``t``: same sizes, strides and offset on the twin's buffer, conjugated or negated as ``t`` is."""
+        """The fp64 tensor that corresponds to ``t``: same sizes, strides and offset on the twin's buffer, conjugate or negated as ``t``."""
         if write and twin.shared is not None:
             self._unshare(twin)
         hi = twin.hi
@@ -181,30 +183,28 @@ class ShadowMemory:
         storage = t.untyped_storage()
         lo_bytes = storage.nbytes()
         numel = lo_bytes // t.element_size()
+        layout = (t.shape, t.stride(), t.storage_offset())
+        owned = hi.untyped_storage()
+        hi_bytes = owned.nbytes()
         if (
-            hi.shape != t.shape
-            or hi.stride() != t.stride()
-            or hi.storage_offset() != t.storage_offset()
-            or hi.untyped_storage().nbytes() < numel * hi.element_size()
-            or hi.is_conj()
-            or hi.is_neg()
+            layout == (hi.shape, hi.stride(), hi.storage_offset())
+            and hi_bytes >= numel * hi.element_size()
+            and not hi.is_conj()
+            and not hi.is_neg()
         ):
-            buffer = torch.empty(numel, dtype=hi.dtype, device=hi.device)
-            window = buffer.as_strided(t.shape, t.stride(), t.storage_offset())
-            if torch._debug_has_internal_overlap(window) != 1:
-                window.copy_(hi)
-            else:
-                places = torch.arange(numel, device=hi.device).as_strided(t.shape, t.stride(), t.storage_offset())
-                buffer[places.reshape(-1)] = hi.reshape(-1)
-            hi, sharing = (window if window.numel() == numel else buffer), None
-        twin = Twin(hi, t.dtype, -1 if t.is_inference() else t._version, lo_bytes)
+            twin = Twin(hi, t.dtype, -1 if t.is_inference() else t._version, lo_bytes, layout, owned._cdata)
+        else:
+            sharing = None
+            hi = _laid_out(t, hi, numel)
+            hi_bytes = hi.untyped_storage().nbytes()
+            twin = Twin(hi, t.dtype, -1 if t.is_inference() else t._version, lo_bytes)
         if sharing is not None and sharing.ref is not None:
             if sharing.shared is None:
                 sharing.shared = Shared(sharing.nbytes)
             sharing.shared.holders += 1
             twin.shared = sharing.shared
         else:
-            twin.nbytes = hi.untyped_storage().nbytes()
+            twin.nbytes = hi_bytes
         self._insert(storage, twin)
         return twin
 
@@ -355,6 +355,18 @@ class ShadowMemory:
             self.evicted_bytes += before - self.bytes
             self.resyncs["evicted under the memory cap"] += 1
         self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+
+def _laid_out(t: torch.Tensor, hi: torch.Tensor, numel: int) -> torch.Tensor:
+    """``hi`` copied into a buffer as long as the storage of ``t``, at the place of ``t``; the whole buffer where ``t`` is only a part."""
+    buffer = torch.empty(numel, dtype=hi.dtype, device=hi.device)
+    window = buffer.as_strided(t.shape, t.stride(), t.storage_offset())
+    if torch._debug_has_internal_overlap(window) != 1:
+        window.copy_(hi)
+    else:
+        places = torch.arange(numel, device=hi.device).as_strided(t.shape, t.stride(), t.storage_offset())
+        buffer[places.reshape(-1)] = hi.reshape(-1)
+    return window if window.numel() == numel else buffer
 
 
 def _flat(hi: torch.Tensor) -> torch.Tensor:

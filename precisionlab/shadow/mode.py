@@ -33,7 +33,7 @@ UNMEASURED = object()
 class Pair:
     """A real tensor with its twin and the twin's window."""
 
-    __slots__ = ("lo", "hi", "twin")
+    __slots__ = ("hi", "lo", "twin")
 
     def __init__(self, lo: Tensor, hi: Tensor, twin: Twin) -> None:
         self.lo = lo
@@ -85,7 +85,14 @@ class Observer(Protocol):
 class ShadowMode(TorchDispatchMode):
     """See the module docstring. ``observer`` may be None: twins are kept and nothing is measured."""
 
-    def __init__(self, memory: ShadowMemory, locator: Locator, observer: Observer | None, *, keep_before: Callable[[OpInfo, Tensor], bool] | None = None) -> None:
+    def __init__(
+        self,
+        memory: ShadowMemory,
+        locator: Locator,
+        observer: Observer | None,
+        *,
+        keep_before: Callable[[OpInfo, Tensor], bool] | None = None,
+    ) -> None:
         super().__init__()
         self.memory = memory
         self.locator = locator
@@ -116,7 +123,8 @@ class ShadowMode(TorchDispatchMode):
         self.ops += 1
         if info.may_differ:
             keep_native(self.memory, func, args)
-        guard = torch._C._DisableTorchDispatch()
+        # this mode is off while its handler runs; others, outside of it, must not see our ops
+        guard = torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else None
         try:
             prepared = self._prepare(info, args, kwargs)
             if self.low_side is None:
@@ -300,7 +308,7 @@ class ShadowMode(TorchDispatchMode):
             return
         if lo.layout is not torch.strided or lo.is_meta:
             raise Unshadowable("a meta tensor has no values" if lo.is_meta else f"a result has no strided storage ({lo.layout})")
-        if hi.dtype is not torch.float64 and hi.dtype is not torch.complex128 or hi.is_complex() != lo.is_complex():
+        if hi.dtype not in _WIDES or hi.is_complex() != lo.is_complex():
             hi = hi.to(torch.complex128 if lo.is_complex() else torch.float64)
         buffer = hi.untyped_storage()._cdata
         sharing = None
@@ -339,7 +347,8 @@ class ShadowMode(TorchDispatchMode):
                         raise Unshadowable("out= was resized differently")
                     if info.is_out and t.numel() * t.element_size() == t.untyped_storage().nbytes():
                         wide = torch.complex128 if t.is_complex() else torch.float64
-                        twin = memory.bind(t, result.to(wide, copy=any(p.twin.buffer == result.untyped_storage()._cdata for p in call.inputs)))
+                        foreign = any(p.twin.buffer == result.untyped_storage()._cdata for p in call.inputs)
+                        twin = memory.bind(t, result.to(wide, copy=foreign))
                         memory.wrote(t, twin)
                         call.outputs.append(Pair(t, memory.window(t, twin), twin))
                         continue
@@ -396,6 +405,7 @@ class _Marker:
 
 
 _REAL = _Marker()
+_WIDES = (torch.float64, torch.complex128)
 
 
 def tensors_of(x: Any) -> list[Tensor]:

@@ -27,6 +27,8 @@ _PHASE_FILES = {
     os.path.join("torch", "amp", "grad_scaler.py"): Phase.SCALER,
 }
 _MAX_SEQUENCES = 1_000_000
+_OWN_FRAMES = 3
+"""Frames that are surely ours: ``_walk``, ``locate`` and its caller."""
 
 _code_kind: dict[CodeType, Any] = {}
 
@@ -164,7 +166,7 @@ class Locator:
 
     def _walk(self) -> tuple[Phase | None, Place]:
         told: Phase | None = None
-        frame = sys._getframe(2)
+        frame = sys._getframe(_OWN_FRAMES)
         while frame is not None:
             code = frame.f_code
             kind = _code_kind.get(code)
@@ -174,7 +176,8 @@ class Locator:
                 key = (code, frame.f_lineno)
                 place = self._places.get(key)
                 if place is None:
-                    place = self._places[key] = Place(code.co_filename, frame.f_lineno, code.co_qualname if sys.version_info >= (3, 11) else code.co_name)
+                    name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+                    place = self._places[key] = Place(code.co_filename, frame.f_lineno, name)
                 return told, place
             if kind is not False and told is None:
                 told = kind

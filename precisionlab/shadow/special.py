@@ -34,25 +34,26 @@ def _special(*names: str) -> Any:
 
 @_special("_softmax", "_log_softmax")
 def _softmax(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
-    # half_to_float is refused for fp64 operands
+    """``half_to_float`` is refused for fp64 operands: it is left out."""
     return func(hi_args[0], hi_args[1], False)
 
 
 @_special("_to_copy")
 def _to_copy(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Tensor) -> Any:
-    hi = hi_args[0]
-    source = call.args[0]
-    if isinstance(hi, Tensor) and hi.dtype in (torch.float64, torch.complex128) and out.is_complex() == hi.is_complex():
-        if out.dtype.is_floating_point or out.is_complex():
-            if out.device == source.device and out.stride() == source.stride() and hi.stride() == out.stride() and source.storage_offset() == 0:
-                return hi  # the buffer serves both until one of them is written
-            return hi.to(out.device, memory_format=hi_kwargs.get("memory_format") or torch.preserve_format, copy=True)
-    return func(*hi_args, **hi_kwargs)
+    """A cast rounds nothing in fp64: both tensors share a buffer until one of them is written."""
+    hi, source = hi_args[0], call.args[0]
+    if hi.dtype not in (torch.float64, torch.complex128) or out.is_complex() != hi.is_complex():
+        return func(*hi_args, **hi_kwargs)
+    if not (out.dtype.is_floating_point or out.is_complex()):
+        return func(*hi_args, **hi_kwargs)
+    if out.device == source.device and source.storage_offset() == 0 and out.stride() == source.stride() == hi.stride():
+        return hi
+    return hi.to(out.device, memory_format=hi_kwargs.get("memory_format") or torch.preserve_format, copy=True)
 
 
 @_special("native_dropout", "_fused_dropout")
 def _dropout(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
-    # the program's mask holds; the probability kept is an exact Python number
+    """The program's mask holds; the probability kept is an exact Python number."""
     hi, probability = hi_args[0], call.args[1]
     fused = func._schema.name.endswith("_fused_dropout")
     keep = probability if fused else 1.0 - probability
@@ -62,12 +63,13 @@ def _dropout(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: d
 
 @_special("rrelu_with_noise")
 def _rrelu(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Tensor) -> Any:
-    # in training the program has written the slopes it drew into the noise: 1 where the operand is positive
+    """In training the program has written the slopes it drew into the noise: 1 where the operand is positive."""
     return _leaky(func, call, hi_args)
 
 
 @_special("rrelu_with_noise_")
 def _rrelu_in_place(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Tensor) -> Any:
+    """As out of place."""
     return hi_args[0].copy_(_leaky(func, call, hi_args))
 
 
@@ -99,6 +101,7 @@ def _argument(func: Any, call: Any, name: str, default: Any) -> Any:
 
 @_special("sort", "topk", "kthvalue", "mode", "cummax", "cummin", "max", "min", "median", "nanmedian", "_fused_moving_avg")
 def _select(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    """The twin's values are gathered with the program's indices."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         return func(*hi_args, **hi_kwargs)
     own = func(*hi_args, **hi_kwargs) if func._schema.name == "aten::topk" else (None, out[1])
@@ -108,11 +111,13 @@ def _select(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: di
 
 @_special("max_pool2d_with_indices", "adaptive_max_pool2d", "fractional_max_pool2d")
 def _pool2d(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    """The twin's values are gathered with the program's indices."""
     return _pooled(hi_args, out, 2)
 
 
 @_special("max_pool3d_with_indices", "adaptive_max_pool3d", "fractional_max_pool3d")
 def _pool3d(memory: Any, func: Any, call: Any, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
+    """The twin's values are gathered with the program's indices."""
     return _pooled(hi_args, out, 3)
 
 

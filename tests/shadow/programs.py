@@ -261,7 +261,10 @@ PROGRAMS: dict[str, tuple[torch.dtype, Callable[[Setting], Callable[[], dict[str
     "gradient accumulation": (BF16, lambda s: _train(s, Transformer(), _tokens(), _adamw(), accumulate=3)),
     "fp16 autocast with GradScaler": (FP16, lambda s: _train(s, _mlp(), _batches((12,), 4), _adamw(), scaler=_scaler())),
     "fp16 autocast with GradScaler, transformer": (FP16, lambda s: _train(s, Transformer(), _tokens(), _adamw(), scaler=_scaler())),
-    "fp16 autocast with GradScaler, fused AdamW": (FP16, lambda s: _train(s, _mlp(), _batches((12,), 4), _adamw(fused=True), scaler=_scaler())),
+    "fp16 autocast with GradScaler, fused AdamW": (
+        FP16,
+        lambda s: _train(s, _mlp(), _batches((12,), 4), _adamw(fused=True), scaler=_scaler()),
+    ),
     "pure fp16": (FP16, lambda s: _train(s, _mlp(), _batches((12,), 4), _sgd, mode="pure")),
     "fp32": (FP16, lambda s: _train(s, Transformer(), _tokens(), _adamw(), mode="fp32")),
     "double backward": (BF16, _double_backward),
