@@ -49,6 +49,45 @@ class MatrixProduct:
         return int(max(1, left.shape[-1]))
 
 
+def _grouped(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Products of consecutive slices that end at ``offs``: of the rows, of the columns, or of the summed dimension (then one result each)."""
+    given = named(func, args, kwargs)
+    a, b, offs, bias = given["self"], given["mat2"], given.get("offs"), given.get("bias")
+    if a.dim() == 3 and b.dim() == 3:
+        out = a @ b
+    else:
+        ends = [int(e) for e in offs]
+        slices = list(zip([0, *ends[:-1]], ends, strict=True))
+        if a.dim() == 2 and b.dim() == 2:
+            out = torch.stack([a[:, i:j] @ b[i:j] for i, j in slices])
+        elif a.dim() == 2:
+            out = a.new_zeros(a.shape[0], b.shape[-1])
+            for group, (i, j) in enumerate(slices):
+                out[i:j] = a[i:j] @ b[group]
+        else:
+            out = a.new_zeros(a.shape[1], b.shape[-1])
+            for group, (i, j) in enumerate(slices):
+                out[:, i:j] = a[group] @ b[:, i:j]
+    return out if bias is None else out + bias
+
+
+@op_rule(*optional_ops(aten, "_grouped_mm"), family=Family.DOT)
+class GroupedProduct:
+    """One product per expert; torch's kernel takes halves and fp32 only. S and n as for a product. Source: Higham 2002, section 3.1."""
+
+    reference = staticmethod(_grouped)
+
+    @staticmethod
+    def condition(func: Any, args: Any, kwargs: Any, y: Any) -> Any:
+        given = named(func, args, kwargs)
+        absolute = {k: v.abs() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in given.items()}
+        return _grouped(func, (), absolute)
+
+    @staticmethod
+    def length(func: Any, args: Any, kwargs: Any, y: Any) -> int:
+        return int(max(1, named(func, args, kwargs)["self"].shape[-1]))
+
+
 @op_rule(*optional_ops(aten, "addbmm"), family=Family.DOT)
 class SummedBatchProduct:
     """S as for a product; the batch is summed as well, n = B K. Source: Higham 2002, section 3.1."""

@@ -368,6 +368,8 @@ class ShadowMode(TorchDispatchMode):
                     if twin is not None:
                         if t.numel() * t.element_size() >= t.untyped_storage().nbytes():
                             self.memory.forget(t)
+                            if twin.power:  # the unit outlives the values
+                                self.memory.state(t).power = twin.power
                         else:
                             self.memory.window(t, twin, write=True).copy_(t)
                             self.memory.wrote(t, twin)
@@ -386,11 +388,13 @@ class ShadowMode(TorchDispatchMode):
                 if isinstance(t, Tensor):
                     self.memory.forget(t)
         carried = frozenset().union(*(p.twin.events for p in call.inputs)) if call.inputs else NO_EVENTS
+        power = max((p.twin.power for p in call.inputs), key=abs, default=0.0)
         for lo in los:
             if lo.dtype in UNIT_ROUNDOFF and lo.layout == torch.strided:
                 self.memory.forget(lo)
-                if carried:
-                    self.memory.state(lo).events = carried
+                if carried or power:
+                    twin = self.memory.state(lo)
+                    twin.events, twin.power = carried, power
 
 
 def _decided(x: Any, own: dict[int, Tensor]) -> Any:

@@ -209,7 +209,7 @@ class EventRules:
         if new_nonfinite:
             raised.append(self._nonfinite(call, pair, inputs, stats, found, whole, site, dtype, carried))
             return raised
-        if flush and (found is None or found.flushed_energy_share > limits.flush_share):
+        if flush and (_underflows(stats, pair.lo.dtype) if found is None else found.flushed_energy_share > limits.flush_share):
             evidence: Evidence = {
                 "flushed": stats.flushed,
                 "elements": stats.elements,
@@ -394,6 +394,11 @@ class EventRules:
 def keeps_before(info: OpInfo, t: Tensor) -> bool:
     """Whether the rules need the value an in-place op overwrites: halves, and anything small enough to cost nothing."""
     return t.dtype in _HALVES or t.numel() <= 4096
+
+
+def _underflows(stats: Stats, dtype: torch.dtype) -> bool:
+    """Without a local error: whether the zeros stand for values that the format cannot hold, not for zeros of the operands."""
+    return math.sqrt(stats.flushed_sq / stats.flushed) <= _TINY.get(dtype, 0.0)
 
 
 def _constant_or(call: OpCall, inputs: list[Pair], cast: str = "cast") -> str:

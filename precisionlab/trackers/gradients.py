@@ -37,6 +37,8 @@ class GradientProtocol:
         """Storage of each half parameter that got a gradient -> its name."""
         self._grads: dict[int, str] = {}
         self._used_at: dict[int, int] = {}
+        self._trusted = False
+        """Every gradient carried the scale after the last backward pass: no op in between lost sight of it."""
 
     def op(self, call: OpCall) -> None:
         """Update powers and marks after one op."""
@@ -160,7 +162,7 @@ class GradientProtocol:
                 total += float(grad.detach().double().square().sum())
         norm = math.sqrt(total)
         negative = negative or clipped
-        if negative is not None and ("clip_site" not in marks_of(negative[1]) or norm < _SCALED_DOMAIN):
+        if negative is not None and self._trusted and ("clip_site" not in marks_of(negative[1]) or norm < _SCALED_DOMAIN):
             self._divided_twice(negative, norm)
         if positive is not None and self.court.with_scaler:
             name, twin = positive
@@ -244,20 +246,26 @@ class GradientProtocol:
         """After a backward pass: which storages are gradients now, and with which power."""
         grads: dict[int, str] = {}
         weights: dict[int, str] = {}
+        powers: list[float] = []
         for ref, name in list(self.court.parameters.names()):
             p = ref()
             grad = p.grad if p is not None else None
             if grad is None or grad.layout != torch.strided:
                 continue
-            grads[grad.untyped_storage()._cdata] = name
+            key = grad.untyped_storage()._cdata
+            grads[key] = name
             if p is not None and UNIT_ROUNDOFF.get(p.dtype, 0.0) > 2.0**-24:
                 weights[p.untyped_storage()._cdata] = name
             twin = self.court.memory.get(grad)
+            power = twin.power if twin is not None else 0.0
+            if power or key not in self._grads:  # gradients that this pass left alone (masters, other networks) do not count
+                powers.append(power)
             if twin is not None and self.court.scaled:
                 marks = marks_of(twin)
                 marks["power"] = twin.power
                 if self.court.with_scaler:
                     marks["scale"] = self.court.scale
+        self._trusted = self.court.scaled and bool(powers) and min(powers) >= 1.0
         self._grads = grads
         self.weights = weights
 
