@@ -50,7 +50,7 @@ class MatrixProduct:
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """Products of consecutive slices that end at ``offs``: of the rows, of the columns, or of the summed dimension (then one result each)."""
+    """Products of slices that end at ``offs``: of the rows, of the columns, or of the summed dimension (then one result each)."""
     given = named(func, args, kwargs)
     a, b, offs, bias = given["self"], given["mat2"], given.get("offs"), given.get("bias")
     if a.dim() == 3 and b.dim() == 3:

@@ -40,6 +40,8 @@ class OpInfo:
         self.func = func
         namespace, _, name = schema.name.partition("::")
         self.name = f"{namespace}.{name}"
+        self.stem = name.removeprefix("_foreach_").rstrip("_")
+        """``aten._foreach_mul_`` -> ``mul``."""
         self.rule = find_rule(func) or _default_rule(func)
         self.how = self.rule.how
         self.family = self.rule.family

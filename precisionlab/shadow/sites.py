@@ -30,7 +30,8 @@ _MAX_SEQUENCES = 1_000_000
 _OWN_FRAMES = 3
 """Frames that are surely ours: ``_walk``, ``locate`` and its caller."""
 
-_code_kind: dict[CodeType, Any] = {}
+_code_kind: dict[int, tuple[CodeType, Any]] = {}
+"""id of a code object -> the object (kept, so that its id stays its own) and its kind. Code objects hash slowly: all their bytecode."""
 
 
 def _classify(code: CodeType) -> Any:
@@ -136,7 +137,7 @@ class Locator:
         self.sequences: dict[int, tuple[str, Place]] = {}
         self.in_optimizer = 0
         """Depth of optimizer.step calls (torch's global step hooks)."""
-        self._places: dict[tuple[CodeType, int], Place] = {}
+        self._places: dict[tuple[int, int], Place] = {}
 
     def locate(self) -> tuple[str, Phase, Place, bool]:
         """``(module path, phase, place, is_backward)`` of the running op."""
@@ -169,11 +170,12 @@ class Locator:
         frame = sys._getframe(_OWN_FRAMES)
         while frame is not None:
             code = frame.f_code
-            kind = _code_kind.get(code)
-            if kind is None:
-                kind = _code_kind[code] = _classify(code)
+            known = _code_kind.get(id(code))
+            if known is None:
+                known = _code_kind[id(code)] = (code, _classify(code))
+            kind = known[1]
             if kind is True:
-                key = (code, frame.f_lineno)
+                key = (id(code), frame.f_lineno)
                 place = self._places.get(key)
                 if place is None:
                     name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name

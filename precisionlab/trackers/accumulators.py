@@ -15,7 +15,6 @@ from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.log import RunLog
-from precisionlab.trackers.units import stem
 
 _UPDATES = frozenset(("add", "sub", "lerp", "addcmul", "addcdiv", "copy"))
 _WATCH_FROM = 4
@@ -34,7 +33,7 @@ class Accumulators:
 
     def op(self, call: OpCall) -> None:
         """One in-place op outside of backward and of ``Optimizer.step``."""
-        if stem(call.info.name) not in _UPDATES:
+        if call.info.stem not in _UPDATES:
             return
         for pair in call.outputs:
             if UNIT_ROUNDOFF[pair.lo.dtype] < 2.0**-24 or pair.lo.numel() > _LARGEST:

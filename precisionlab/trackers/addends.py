@@ -35,14 +35,14 @@ _NEAR_ONE = 0.125
 
 def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float) -> LostStats | None:
     """Numbers of the lost addend when its lost share passes ``limit``; None otherwise, or where the op adds no second tensor."""
+    if (stats.elements > _SMALL or not call.info.in_place) and not _suspicious(call, pair, stats):
+        return None
+    if stats.max_abs > torch.finfo(pair.lo.dtype).max / 2:
+        return None  # a mask: what is added to the end of the range is meant to vanish
     found = _increments(call, pair)
     if found is None:
         return None
     base, addend, alpha = found
-    if stats.max_abs > torch.finfo(pair.lo.dtype).max / 2:
-        return None  # a mask: what is added to the end of the range is meant to vanish
-    if (stats.elements > _SMALL or not call.info.in_place) and not _suspicious(call, pair, stats):
-        return None
     lost = lost_addend(base, addend, pair.lo, alpha)
     if not call.info.in_place and lost.addend_sq > lost.base_sq and call.info.name in _PAIRWISE and alpha == 1.0:
         lost = lost_addend(addend, base, pair.lo, 1.0)
@@ -51,8 +51,7 @@ def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float) -> LostSta
 
 def pending_write_back(call: OpCall, pair: Pair, limit: float) -> tuple[torch.dtype, LostStats] | None:
     """For a wide sum whose base is an exact copy of a narrow tensor: what rounding it back to that format would lose."""
-    narrow = {p.twin.narrow for p in call.inputs} - {None}
-    if not narrow or call.info.in_place:
+    if call.info.in_place or all(p.twin.narrow is None for p in call.inputs):
         return None
     found = _increments(call, pair)
     if found is None:
@@ -146,4 +145,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 def _suspicious(call: OpCall, pair: Pair, stats: Stats) -> bool:
     """Whether the smaller operand is small enough against the result to be lost at all."""
     rounding = 2.0 * UNIT_ROUNDOFF[pair.lo.dtype] * math.sqrt(stats.lo_sq / stats.elements)
-    return min((rms_of(p) for p in call.inputs), default=0.0) < rounding
+    for p in call.inputs:
+        twin = p.twin
+        rms = twin.lo_rms if twin.lo_rms >= 0.0 and p.hi is twin.hi else rms_of(p)
+        if rms < rounding:
+            return True
+    return not call.inputs

@@ -16,7 +16,7 @@ from precisionlab.records import Phase
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, Twin
 from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court, marks_of
-from precisionlab.trackers.units import power_of, stem
+from precisionlab.trackers.units import power_of
 
 Tensor = torch.Tensor
 
@@ -43,7 +43,7 @@ class GradientProtocol:
     def op(self, call: OpCall) -> None:
         """Update powers and marks after one op."""
         info = call.info
-        name = stem(info.name)
+        name = info.stem
         if name == "mul" and not self.court.scaled and call.phase is Phase.FORWARD and call.outputs[0].lo.numel() == 1:
             number = call.args[1] if len(call.args) > 1 else None
             if isinstance(number, (int, float)) and number >= 8:

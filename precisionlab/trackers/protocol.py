@@ -26,7 +26,6 @@ from precisionlab.trackers.patches import Patches
 from precisionlab.trackers.scaler import Scaler
 from precisionlab.trackers.schedule import Schedule
 from precisionlab.trackers.sinks import Sinks
-from precisionlab.trackers.units import stem
 
 Tensor = torch.Tensor
 
@@ -82,7 +81,7 @@ class Protocol:
     def op(self, call: OpCall) -> None:
         """One shadowed op with floating results."""
         self.gradients.op(call)
-        self.copies.op(call, stem(call.info.name))
+        self.copies.op(call, call.info.stem)
 
     def before_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """The optimizer is about to use its gradients."""

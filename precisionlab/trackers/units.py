@@ -47,7 +47,7 @@ def stem(name: str) -> str:
 def power_of(call: OpCall, pair: Pair, inputs: list[Pair], scale: float) -> float:
     """The power of S in one result, from the powers of its operands. ``scale`` is the S by which Python numbers are recognised."""
     powers = [p.twin.power for p in inputs]
-    name = stem(call.info.name)
+    name = call.info.stem
     first = powers[0] if powers else 0.0
     second = powers[1] if len(powers) > 1 else 0.0
     number = _number(call)
