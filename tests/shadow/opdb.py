@@ -329,8 +329,9 @@ class Survey:
         self.verdicts[case.label] = (case.name, verdict, detail)
 
     def wrong(self, fine: set[str], excused: dict[str, str]) -> dict[str, str]:
-        """Cases with another verdict than those that are fine, but for the excused ops."""
-        return {k: f"{v} {d}" for k, (name, v, d) in self.verdicts.items() if v not in fine and name not in excused}
+        """Cases with another verdict than those that are fine, but for the excused ops and samples (``name``, ``name[index]``)."""
+        found = {k: f"{v} {d}" for k, (_, v, d) in self.verdicts.items() if v not in fine}
+        return {k: v for k, v in found.items() if k.split("[")[0] not in excused and k.split(" ")[0] not in excused}
 
     def count(self) -> Counter[str]:
         return Counter(v for _, v, _ in self.verdicts.values())

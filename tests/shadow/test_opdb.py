@@ -43,7 +43,7 @@ def test_ops_are_bit_identical_under_the_audit(part: int, batch: list[opdb.Case]
     survey = opdb.Survey()
     opdb.transparent(batch, survey)
     assert survey.wrong({"identical", "raises"}, NOT_REPEATABLE) == {}
-    assert survey.count()["identical"] > 0.9 * len(batch)
+    assert survey.count()["identical"] > 0.8 * len(batch)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -54,7 +54,7 @@ def test_twins_of_ops_are_the_op_in_fp64(part: int, batch: list[opdb.Case]) -> N
     assert set(survey.unshadowed) <= set(UNSHADOWED)
     assert set(survey.default_rule) <= set(DEFAULT_RULE)
     assert survey.resyncs == {}
-    assert survey.count()["equal"] > 0.8 * len(batch)
+    assert survey.count()["equal"] > 0.7 * len(batch)
 
 
 def test_a_changed_bit_is_seen() -> None:
