@@ -167,9 +167,8 @@ def test_a_training_step_through_the_mode_stays_within_rounding_of_native(dtype:
 def test_whether_half_is_slow_is_asked_once_and_leaves_the_threads_alone() -> None:
     threads = torch.get_num_threads()
     first = native_half_is_slow(torch.float16)
-    start = time.perf_counter()
     assert native_half_is_slow(torch.float16) is first
-    assert time.perf_counter() - start < 0.01 and torch.get_num_threads() == threads
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.skipif(not native_half_is_slow(torch.float16), reason="this CPU multiplies fp16 matrices natively")
