@@ -101,6 +101,7 @@ def test_training_script_is_bit_identical_and_its_stdout_undisturbed(tmp_path: P
     assert report["settings"]["command"] == "precisionlab run --steps 2:4 -m train --workers 1"
 
 
+@pytest.mark.slow
 def test_script_sees_what_python_would_give_it(tmp_path: Path) -> None:
     text = """
         import os, pickle, sys
@@ -113,6 +114,7 @@ def test_script_sees_what_python_would_give_it(tmp_path: Path) -> None:
         assert run(*words, folder=tmp_path).stdout == python(*words, folder=tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_package_folder_and_zip_run_as_python_runs_them(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     script(tmp_path / "pkg", "import sys; print(__name__, __package__, [a for a in sys.argv[1:]], sys.path[0][-5:])", "__main__.py")
@@ -125,6 +127,7 @@ def test_package_folder_and_zip_run_as_python_runs_them(tmp_path: Path) -> None:
 HALF = "import torch\nx = torch.full((4,), 300.0).half()\ny = x * x\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "code"),
     [("", 1), ("import sys; sys.exit(7)", 7), ("import sys; sys.exit('no')", 1), ("import os; print(end='', flush=True); os._exit(5)", 5)],
@@ -153,6 +156,7 @@ def test_ctrl_c_writes_what_there_is_and_is_130(tmp_path: Path) -> None:
     assert "BROKEN PL101" in done.stderr and "interrupted; the report covers what ran" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_report_path_is_resolved_before_the_script_changes_directory(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     script(tmp_path, HALF + "import os\nos.chdir('elsewhere')\n")
@@ -163,6 +167,7 @@ def test_report_path_is_resolved_before_the_script_changes_directory(tmp_path: P
     assert run("-f", "-o", "report.json", "train.py", folder=tmp_path).returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
@@ -240,6 +245,7 @@ HOSTILE = """
 """
 
 
+@pytest.mark.slow
 def test_forks_spawns_threads_many_optimizers_and_swallowed_errors_end_in_one_report(tmp_path: Path) -> None:
     script(tmp_path, HOSTILE)
     plain = python("train.py", folder=tmp_path)
