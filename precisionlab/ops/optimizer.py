@@ -78,7 +78,7 @@ class UpdateScale:
 
 
 _FOREACH_PLAIN = (
-    "abs acos asin atan ceil clamp_max clamp_min clone cos cosh div erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max "
+    "abs acos asin atan ceil clamp_max clamp_min clone copy cos cosh div erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max "
     "maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero"
 )
 
