@@ -81,6 +81,7 @@ class Observation:
         self._active = False
         self._observing = False
         self._optimizer_params: set[int] = set()
+
     # -- on and off ---------------------------------------------------------------------------------------------------------------
 
     def _install(self) -> None:

@@ -29,8 +29,7 @@ class Thresholds:
     gain_drift_u: float = _limit(8.0, "Drift of the result, in u, below which no amplification is recorded. Healthy outputs carry 1-2 u.")
     rho: float = _limit(
         8.0,
-        "Local error over its condition-aware bound above which the op's arithmetic is too narrow. Healthy kernels stay at or "
-        "below 1.5.",
+        "Local error over its condition-aware bound above which the op's arithmetic is too narrow. Healthy kernels stay at or below 1.5.",
     )
     rho_local_u: float = _limit(
         8.0,
@@ -42,8 +41,7 @@ class Thresholds:
     )
     structural_zero_u: float = _limit(
         0.01,
-        "Size of a cancelling result, in u of its operands, below which its exact value counts as zero: noise there is no "
-        "fault.",
+        "Size of a cancelling result, in u of its operands, below which its exact value counts as zero: noise there is no fault.",
     )
     flush_share: float = _limit(0.1, "Share of the energy of a result that became zero. Quiet 0.003 in half, faulty 0.78.")
     headroom_log2: float = _limit(

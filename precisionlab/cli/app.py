@@ -24,9 +24,9 @@ app = typer.Typer(
     epilog="Example: precisionlab audit model.py --dtype fp16",
 )
 app.command(epilog=audit.EPILOG, short_help="Say what breaks in fp16 or bf16, where, why, and what to change.")(audit.audit)
-app.command(
-    epilog=run.EPILOG, short_help="Run a training script as it is and say what breaks in it.", context_settings=run.CONTEXT
-)(run.run)
+app.command(epilog=run.EPILOG, short_help="Run a training script as it is and say what breaks in it.", context_settings=run.CONTEXT)(
+    run.run
+)
 app.command(epilog=explain.EPILOG, short_help="Say what a finding code means and how to repair it.")(explain.explain)
 
 

@@ -68,7 +68,8 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Tensor:
             out = a.new_zeros(a.shape[1], b.shape[-1])
             for group, (i, j) in enumerate(slices):
                 out[:, i:j] = a[group] @ b[:, i:j]
-    return out if bias is None else out + bias
+    result: Tensor = out if bias is None else out + bias
+    return result
 
 
 @op_rule(*optional_ops(aten, "_grouped_mm"), family=Family.DOT)

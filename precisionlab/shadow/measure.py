@@ -273,7 +273,7 @@ _LOADED: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}  # kernels alrea
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of numba kernels, or None where numba is missing or cannot be imported (a user's ``coverage.py`` shadows what it needs)."""
+    """The module of numba kernels, or None where numba cannot be imported (missing, or a user's ``coverage.py`` shadows what it needs)."""
     try:
         from precisionlab.shadow import kernels
     except (ImportError, AttributeError):

@@ -129,9 +129,7 @@ def _left(model: nn.Module, losses: list[Tensor], optimizer: Any = None, scaler:
 
 def _batches(shape: tuple[int, ...], classes: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(5)
-    return [
-        (torch.randn(8, *shape, generator=generator), torch.randint(0, classes, (8,), generator=generator)) for _ in range(STEPS)
-    ]
+    return [(torch.randn(8, *shape, generator=generator), torch.randint(0, classes, (8,), generator=generator)) for _ in range(STEPS)]
 
 
 def _tokens() -> list[tuple[Tensor, Tensor]]:
