@@ -1,7 +1,7 @@
 """Lost addends: sums whose rounding discards most of one operand (swamping).
 
 With base b and exact increment d, the stored sum s moves by e = s - b. The share lost is ||e - d|| / ||d||. Rounding can lose at most
-u |s| per element, so a sum with ||d|| > 2 u ||s|| needs no look (Higham 2002, section 4.2; SCIENCE A9).
+u |s| per element, so a sum with ||d|| > 2 u ||s|| needs no look (Higham 2002, section 4.2).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from precisionlab.shadow.opinfo import OpInfo
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.addends import ADDITIVE, lost_in_sum, pending_write_back
 from precisionlab.trackers.log import RunLog, join_events
-from precisionlab.trackers.pairs import NAMES, drift_of, relative, rms_of
+from precisionlab.trackers.pairs import NAMES, drift_of, grouped, relative, rms_of
 
 Tensor = torch.Tensor
 
@@ -81,11 +81,8 @@ class EventRules:
         return record
 
     def _listed(self, call: OpCall, record: OpRecord) -> None:
-        """List ops (``_foreach_*``): the i-th result belongs to the i-th entries only."""
-        lists = [a for a in (*call.args, *call.kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
-        by_id = {id(p.lo): p for p in call.inputs}
-        for i, pair in enumerate(call.outputs):
-            entries = [by_id[id(entry[i])] for entry in lists if i < len(entry) and id(entry[i]) in by_id]
+        """List ops (``_foreach_*``): the i-th result belongs to the i-th entries and to the operands all share (a clip coefficient)."""
+        for pair, entries in grouped(call):
             carried = join_events([call.events_before.get(id(p.lo), p.twin.events) for p in entries]) if entries else NO_EVENTS
             self._result(call, record, pair, entries, carried)
 

@@ -16,6 +16,7 @@ from precisionlab.records import Phase
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, Twin
 from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court, marks_of
+from precisionlab.trackers.pairs import grouped
 from precisionlab.trackers.units import power_of
 
 Tensor = torch.Tensor
@@ -202,43 +203,25 @@ class GradientProtocol:
         )
 
     def _marked(self, name: str, twin: Twin) -> None:
+        """Put what the marks of a used gradient tell on record, and end them."""
         marks = twin.marks
         if not marks:
             return
+        convict = self.court.convict
         if "inside" in marks:
             factor, site = marks["inside"]
-            self.court.convict(
-                "clip-inside-accumulation",
-                site,
-                {"factor": factor, "parameter": name},
-                name,
-                f"earlier micro-batches of {name} count {abs(factor):.2g} times as much as the last",
-            )
+            reason = f"earlier micro-batches of {name} count {abs(factor):.2g} times as much as the last"
+            convict("clip-inside-accumulation", site, {"factor": factor, "parameter": name}, name, reason)
         if "reversed" in marks:
             factor, site = marks["reversed"]
-            self.court.convict(
-                "reversed-gradient",
-                site,
-                {"factor": factor, "parameter": name},
-                name,
-                f"the gradient of {name} is multiplied by {factor:.4g}: the step goes uphill",
-            )
+            reason = f"the gradient of {name} is multiplied by {factor:.4g}: the step goes uphill"
+            convict("reversed-gradient", site, {"factor": factor, "parameter": name}, name, reason)
         if "mixed" in marks:
-            self.court.convict(
-                "unscale-inside-accumulation",
-                marks["mixed"],
-                {"scale": self.court.scale, "parameter": name},
-                name,
-                f"unscaled and scaled gradients are added up in {name}",
-            )
+            reason = f"unscaled and scaled gradients are added up in {name}"
+            convict("unscale-inside-accumulation", marks["mixed"], {"scale": self.court.scale, "parameter": name}, name, reason)
         if "replaced" in marks:
-            self.court.convict(
-                "nonfinite-gradient-replaced",
-                marks["replaced"],
-                {"parameter": name},
-                name,
-                f"the overflow of {name} is hidden and a wrong step is taken",
-            )
+            reason = f"the overflow of {name} is hidden and a wrong step is taken"
+            convict("nonfinite-gradient-replaced", marks["replaced"], {"parameter": name}, name, reason)
         for key in _USED_UP:
             marks.pop(key, None)
 
@@ -268,18 +251,6 @@ class GradientProtocol:
         self._trusted = self.court.scaled and bool(powers) and min(powers) >= 1.0
         self._grads = grads
         self.weights = weights
-
-
-def grouped(call: OpCall) -> list[tuple[Pair, list[Pair]]]:
-    """For list ops: each result with the operands that belong to it."""
-    lists = [a for a in (*call.args, *call.kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
-    single = [p for p in call.inputs if any(p.lo is a for a in call.args)]
-    by_id = {id(p.lo): p for p in call.inputs}
-    out = []
-    for i, pair in enumerate(call.outputs):
-        entries = [by_id[id(entry[i])] for entry in lists if i < len(entry) and id(entry[i]) in by_id]
-        out.append((pair, entries + single))
-    return out
 
 
 def _factor(call: OpCall, pair: Pair) -> float | None:

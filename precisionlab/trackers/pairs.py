@@ -7,7 +7,7 @@ import math
 import torch
 
 from precisionlab.shadow.measure import measure
-from precisionlab.shadow.mode import Pair
+from precisionlab.shadow.mode import OpCall, Pair
 
 NAMES = {
     torch.float16: "fp16",
@@ -47,3 +47,15 @@ def rms_of(p: Pair) -> float:
     if whole:
         p.twin.lo_rms = rms
     return rms
+
+
+def grouped(call: OpCall) -> list[tuple[Pair, list[Pair]]]:
+    """For list ops: each result with the operands that belong to it, its own list entries and the single tensors all of them share."""
+    lists = [a for a in (*call.args, *call.kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
+    single = [p for p in call.inputs if any(p.lo is a for a in call.args)]
+    by_id = {id(p.lo): p for p in call.inputs}
+    out = []
+    for i, pair in enumerate(call.outputs):
+        entries = [by_id[id(entry[i])] for entry in lists if i < len(entry) and id(entry[i]) in by_id]
+        out.append((pair, entries + single))
+    return out
