@@ -58,7 +58,8 @@ def summation_height(n: int, order: SummationOrder, block: int | None = None) ->
 
 
 def growth_factor(n: int, order: SummationOrder, block: int | None = None) -> float:
-    """Expected size G(n, order) of the accumulated error in units of u S, up to a small constant: the G of rho (SCIENCE.md 5a).
+    """Expected size G(n, order) of the accumulated error in units of u S, up to a small constant.
+
 
     sequential ``sqrt(n)``, blocked ``sqrt(b) + sqrt(n/b)`` with b at most n, pairwise ``sqrt(log2 n)``, truncating ``n``. At least 1 for
     n >= 1 (as if one rounding took place; a true single-term sum is exact), 0 for n = 0.
@@ -82,7 +83,7 @@ def probabilistic_bound(n: float, u: float, lam: float = 1.0) -> float:
     """Factor ``lam * sqrt(n) * u`` of n successive roundings whose errors have mean zero given the past; ``inf`` where it reaches 1.
 
     Unlike ``gamma`` it needs no ``n u < 1``, only that errors stay unbiased, which stagnation and truncation violate. First order in u.
-    ``lam = 1`` covered 200 of 200 trials of U[0,1] sums in fp16 (SCIENCE.md A2). Raises: SettingsError if ``n < 0``, ``u`` is not in (0, 1)
+    ``lam = 1`` covered 200 of 200 trials of U[0,1] sums in fp16. Raises: SettingsError if ``n < 0``, ``u`` is not in (0, 1)
     or ``lam <= 0``. Source: Higham & Mary 2019 Theorem 2.4 (number recalled); Connolly, Higham, Mary 2021 (holds for stochastic rounding
     without assumption).
     """
@@ -96,7 +97,7 @@ def probabilistic_failure(n: float, u: float, lam: float) -> float:
     """Largest probability that ``probabilistic_bound`` fails for a sum of n terms: ``min(1, 2 n exp(-lam^2 (1-u)^2 / 2))``.
 
     A guarantee, hence pessimistic: it says nothing (1) at ``lam = 1``. Raises: as ``probabilistic_bound``.
-    Source: Higham & Mary 2019 Theorem 3.1; form and number recalled, not re-read (SCIENCE.md A2).
+    Source: Higham & Mary 2019 Theorem 3.1; form and number recalled, not re-read.
     """
     _check(n, u)
     _check_lambda(lam)
@@ -109,7 +110,7 @@ def stagnation_point(term: float, fmt: Format) -> float:
     It is the smallest power of two s with ``ulp(s) >= 2 |term|``: adding up to half a spacing to an even significand is lost. Ones stop at
     2048 in fp16 and 256 in bf16. A term at or below ``fmt.flush_threshold`` never gets into the sum: 0. ``inf`` if the sum overflows first,
     and for zeros (of either sign), Inf and NaN, which have no effect to lose.
-    Units: those of ``term``. Source: SCIENCE.md A4 (measured there); ties to even, IEEE 754-2019 §4.3.1.
+    Units: those of ``term``. Source: ties to even, IEEE 754-2019 §4.3.1.
     """
     if term == 0.0 or not math.isfinite(term):
         return math.inf

@@ -3,7 +3,7 @@
 With s = scale q k^T + mask and P = softmax(s), the error of a score is absolute and of size u_acc A, A = scale |q| |k|^T, so it is a
 relative error of P. Storing P in the dtype of the operands before the product with v adds R = u (P |v|); in the backward pass P and
 dS are stored so. Source: kernels FlashAttentionKernel.cpp (torch/aten/native/cpu) and Dao et al. 2022, algorithms 1 and 4; the size of
-R measured in SCIENCE.md 5a: without it a healthy kernel reads 11 (fp16) and 60 (bf16).
+R measured: without it a healthy kernel reads 11 (fp16) and 60 (bf16).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The op is run once more in fp64 on exactly the operands the program gave it; the
 The first term is the one rounding to the storage dtype that nobody can avoid (subnormals included, so a flush to zero of what is
 below half the smallest subnormal costs nothing). The second is what adding ``n`` terms in a nominal fp32 accumulator costs, on the
 scale ``S`` of the terms and not of the result: cancellation is the data's doing, not the kernel's. ``R`` is what a fused kernel is
-known to round inside. A rho of 1 is a perfect kernel; healthy ones stay below 1.5 (SCIENCE.md 5a).
+known to round inside. A rho of 1 is a perfect kernel; healthy ones stay below 1.5 (calibrated on native kernels, tests/ops).
 
 Zeros of either sign are equal. An element that is not finite on either side has no rho: it is counted (``introduced``). Errors
 below 2^-4 u rms(y) are immaterial and count as 0.

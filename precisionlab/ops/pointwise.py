@@ -6,7 +6,7 @@ of its compute precision; larger where a kernel adds terms that cancel. Inherite
 ``internal`` is declared where torch's CPU kernels round intermediate results to a half storage dtype, materially: logit, entr, xlogy,
 xlog1py, sigmoid_backward, glu_backward, pow(x, 3), div with a rounding mode (found by tests/ops/test_pointwise.py, torch 2.13). Other
 inaccurate corners are not declared (fp16 erf 4.9 ulp at tiny x; bf16 sigmoid 15 ulp and silu 165 ulp at -89.5; bf16 gelu and erf 255 ulp
-where the result nearly underflows): their results are far below the rms of any tensor, under the judge's materiality floor (SCIENCE A21).
+where the result nearly underflows): their results are far below the rms of any tensor, under the judge's materiality floor.
 
 Functions composed by torch before dispatch (``selu, relu6, square, clip, float_power, special_ndtr, special_expit``) arrive as the ops
 they consist of.
@@ -139,7 +139,7 @@ class Quotient:
 
 @op_rule(*_ops("add sub"), family=_P)
 class Sum:
-    """|a| + |alpha b|, so that cancellation costs nothing locally: what cancels was inherited. Source: SCIENCE 5a."""
+    """|a| + |alpha b|, so that cancellation costs nothing locally: what cancels was inherited. Source: Higham 2002, section 4.2."""
 
     condition = _condition(lambda y, self, other, alpha: added_magnitude(self, other, alpha).expand_as(y))
 

@@ -51,7 +51,7 @@ VETTED = (
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """``x Phi(x)``, or its tanh approximation, without forming 1 + erf or 1 + tanh. gelu(-inf) is NaN, as torch has it.
 
-    ``Phi(x) = erfc(-x/sqrt 2)/2`` and ``(1 + tanh v)/2 = sigmoid(2v)``. Source: SCIENCE finding 4.
+    ``Phi(x) = erfc(-x/sqrt 2)/2`` and ``(1 + tanh v)/2 = sigmoid(2v)``. Vetted with mpmath in tests/ops.
     """
     if approximate == "none":
         return x * 0.5 * torch.erfc(x * -_SQRT_HALF)

@@ -164,7 +164,7 @@ def show(error: BaseException) -> None:
     clean(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:
+    except Exception:  # a hook of the program's own that fails, as Python itself handles it
         traceback.print_exception(error, file=sys.stderr)
     sys.stderr.flush()
 
