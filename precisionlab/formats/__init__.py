@@ -1,10 +1,21 @@
 """Numbers: floating-point formats, rounding to them, and how rounding errors add up. numpy only, no torch.
 
-Read ``format``, then ``catalogue``, ``rounding``, ``bounds``.
+Read ``format``, then ``catalogue``, ``rounding``, ``bounds``, ``accumulate_plan``, ``accumulate``.
 """
 
 from __future__ import annotations
 
+from precisionlab.formats.accumulate import Accumulation, accumulate, dot, emulate
+from precisionlab.formats.accumulate_plan import (
+    A100,
+    H100,
+    H100_FP8,
+    H100_FP8_PROMOTED,
+    V100,
+    AccumulationOrder,
+    AccumulationPlan,
+    SumRounding,
+)
 from precisionlab.formats.bounds import (
     SummationOrder,
     gamma,
@@ -31,6 +42,7 @@ from precisionlab.formats.format import Format, Overflow, Specials
 from precisionlab.formats.rounding import RoundingMode, decode, encode, represents, round_as_torch, round_to
 
 __all__ = [
+    "A100",
     "BF16",
     "FORMATS",
     "FP8_E4M3FN",
@@ -40,13 +52,24 @@ __all__ = [
     "FP16",
     "FP32",
     "FP64",
+    "H100",
+    "H100_FP8",
+    "H100_FP8_PROMOTED",
     "TF32",
+    "V100",
+    "Accumulation",
+    "AccumulationOrder",
+    "AccumulationPlan",
     "Format",
     "Overflow",
     "RoundingMode",
     "Specials",
+    "SumRounding",
     "SummationOrder",
+    "accumulate",
     "decode",
+    "dot",
+    "emulate",
     "encode",
     "gamma",
     "get_format",
