@@ -70,7 +70,8 @@ class Parameters:
         self.limits = thresholds
         self.histories: Any = WeakIdKeyDictionary()
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self._kept: list[ParameterRecord] = []
+        self._kept: list[_History] = []
+        """In the order of first sight. Histories outlive their parameters: a model may be gone when the audit ends."""
         self.steps_seen = 0
         self.moves: dict[int, float] = {}
         """Storage of a stepped parameter -> length of the steps since its value was copied elsewhere."""
@@ -155,7 +156,7 @@ class Parameters:
 
     def judge_gradients(self) -> None:
         """At the end: parameters whose gradients lost too much over the whole audit."""
-        for history in list(self.histories.values()):
+        for history in self._kept:
             record = history.record
             efficiency = record.gradient_efficiency
             if efficiency is None or history.hi_sq <= 0 or efficiency >= self.limits.gradient_efficiency:
@@ -287,14 +288,14 @@ class Parameters:
 
     def records(self) -> list[ParameterRecord]:
         """One record per parameter seen, in the order of first sight."""
-        return list(self._kept)
+        return [history.record for history in self._kept]
 
     def _history(self, name: str, p: Tensor) -> _History:
         history: _History | None = self.histories.get(p)
         if history is None:
             record = ParameterRecord(name, tuple(p.shape), NAMES.get(p.dtype, str(p.dtype)), bool(p.requires_grad))
             history = self.histories[p] = _History(record)
-            self._kept.append(record)
+            self._kept.append(history)
         return history
 
 
