@@ -70,7 +70,7 @@ class Observation:
 
             self._mode.low_side = fast_low_side
         self._hooks: list[Any] = []
-        self._steps: list[StepRecord] = [StepRecord(0)]
+        self._steps: list[StepRecord] = self._protocol.court.timeline.rows
         self._stepping: list[int] = []
         self._optimizer_steps = 0
         self.unobserved_steps = 0
@@ -139,6 +139,8 @@ class Observation:
                 for pair in call.outputs:
                     pair.twin.site = record.site
                 self._protocol.op(call)
+                if call.backward:
+                    self._protocol.scaler.window.op(call, self._rules.half_gradients)
                 if call.info.in_place and not call.backward and not self._locator.in_optimizer:
                     self._accumulators.op(call)
         except Exception as error:
@@ -197,6 +199,9 @@ class Observation:
             self._parameters.learn(params)
             self._protocol.before_step(optimizer, params)
             self._parameters.gradients(params, used=True)
+            court = self._protocol.court
+            divisor = court.scale if court.scaled and getattr(optimizer, "grad_scale", None) is not None else 1.0
+            court.timeline.uses(params, self._parameters.histories, divisor)
             before = self._parameters.before_step(params)
             old_hi: dict[int, torch.Tensor] = {}
             for _, p in params:
@@ -268,6 +273,7 @@ class Observation:
         pending = [(self._parameters.name_of(p, f"leaf tensor {tuple(p.shape)}"), p) for p in leaves if p.grad is not None]
         self._parameters.gradients(pending, used=False)
         self._parameters.judge_gradients()
+        self._protocol.scaler.finish()
         self._sinks.at_exit(held)
         self._sinks.finish()
 
@@ -313,7 +319,7 @@ class Observation:
             backwards=self._protocol.backwards,
             optimizer_steps=self._optimizer_steps,
             skipped_steps=self._protocol.skipped,
-            scaler={"timeline": self._protocol.timeline} if self._protocol.timeline else None,
+            scaler=self._protocol.scaler.summary(),
         )
 
 

@@ -346,6 +346,33 @@ def _displacement(tag, lo_new, lo_old, hi_new, hi_old, n):
     return _displacement_loop(tag, FAST, lo_new, lo_old, hi_new, hi_old, n)
 
 
+@njit(**_FLAGS)
+def _spread(hi, n, seen, step, factor, lowest, elements, energy):
+    """Add `seen` of the n float64 at address `hi`, taken `step` apart around the end, to the counts and normalised energies of binades.
+
+    Values are multiplied by `factor`; zeros, float64 subnormals, Inf and NaN are left out; the outer binades take what lies beyond.
+    """
+    last = len(elements) - 1
+    counts, squares = np.zeros(last + 1), np.zeros(last + 1)
+    total, at = 0.0, 0
+    for _ in range(seen):
+        y = _as_float64(_load(FP64, hi, at)) * factor
+        field = np.int64(_magnitude(FP64, _as_bits(y)) >> np.uint64(52))
+        if 0 < field < 2047:
+            slot = min(max(field - 1023 - lowest, 0), last)
+            counts[slot] += 1.0
+            squares[slot] += y * y
+            total += y * y
+        at += step
+        if at >= n:
+            at -= n
+    if total > 0.0 and total < np.inf:
+        for slot in range(last + 1):
+            elements[slot] += counts[slot] * n / seen
+            energy[slot] += squares[slot] / total
+    return total
+
+
 # The entries: one function a format, so that a dispatch looks at plain integers only and each is compiled (or read from the cache) when
 # first needed.
 _entry = njit(cache=True, **_FLAGS)
@@ -357,6 +384,7 @@ count_nonfinite_fp16 = _entry(lambda lo, n: _count_nonfinite(FP16, lo, n))
 count_nonfinite_bf16 = _entry(lambda lo, n: _count_nonfinite(BF16, lo, n))
 count_nonfinite_fp32 = _entry(lambda lo, n: _count_nonfinite(FP32, lo, n))
 count_nonfinite_fp64 = _entry(lambda lo, n: _count_nonfinite(FP64, lo, n))
+spread = _entry(lambda hi, n, seen, step, factor, lowest, elements, energy: _spread(hi, n, seen, step, factor, lowest, elements, energy))
 lost_addend_fp16 = _entry(lambda base, addend, out, n, alpha: _lost_addend(FP16, base, addend, out, n, alpha))
 lost_addend_bf16 = _entry(lambda base, addend, out, n, alpha: _lost_addend(BF16, base, addend, out, n, alpha))
 lost_addend_fp32 = _entry(lambda base, addend, out, n, alpha: _lost_addend(FP32, base, addend, out, n, alpha))

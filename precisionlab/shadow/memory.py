@@ -93,6 +93,8 @@ class Twin:
     tags: frozenset[str] = frozenset()
     power = 0.0
     """Power of the loss scale that the values carry (``trackers.units``)."""
+    gradient = False
+    """Computed from a gradient in a backward pass (noted where no loss scale was seen: ``trackers.window``)."""
     marks: dict[str, Any] | None = None
     """What trackers note of a tensor that only few tensors have."""
 

@@ -12,6 +12,7 @@ from precisionlab.shadow.sites import Locator
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.parameters import Parameters
+from precisionlab.trackers.timeline import Timeline
 
 Tensor = torch.Tensor
 
@@ -34,16 +35,23 @@ class Court:
         self.steps = 0
         """Optimizer steps taken, of all optimizers."""
         self.backwards = 0
+        self.timeline = Timeline()
+        self._convicted: set[str] = set()
 
     def here(self, op: str, module: str, phase: Phase) -> Site:
         """The user's line that is running."""
         _, _, place, _ = self.locator.locate()
         return self.log.site(module, op, phase, place)
 
-    def convict(self, fault: str, site: Site, evidence: Evidence, name: str, reason: str) -> None:
+    def convict(self, fault: str, site: Site, evidence: Evidence, name: str, reason: str, verdict: Verdict = Verdict.BROKEN) -> None:
         """Record a protocol fault (a name of ``checks.facts.PROTOCOL_CODES``) at ``site`` with its consequence for ``name``."""
+        self._convicted.add(fault)
         event = self.log.event(EventKind.PROTOCOL, site, NO_EVENTS, evidence, fault)
-        self.log.sink(SinkKind.GRADIENT, name, site, frozenset((event,)), Verdict.BROKEN, reason, evidence, needs_event=False)
+        self.log.sink(SinkKind.GRADIENT, name, site, frozenset((event,)), verdict, reason, evidence, needs_event=False)
+
+    def convicted(self, fault: str) -> bool:
+        """Whether this fault is on record."""
+        return fault in self._convicted
 
 
 def marks_of(twin: Twin) -> dict[str, Any]:

@@ -58,12 +58,16 @@ class EventRules:
         self.limits = thresholds
         self.local = local
         self.exhaustive = exhaustive
+        self.half_gradients: list[tuple[Pair, Stats]] = []
+        """The fp16 results of the running op, when it runs in a backward pass, with their measurements (``trackers.window``)."""
 
     def op(self, call: OpCall) -> OpRecord | None:
         """Measure the results of one op, raise its events, and set the influence sets of the twins."""
         info = call.info
         outputs = call.outputs
         first = outputs[0]
+        if self.half_gradients:
+            self.half_gradients = []
         record = self.log.op(call.module, info.name, call.phase, call.place, lambda: (info.family.value, _plan(first.lo.dtype, call)))
         record.count += 1
         if info.listed and len(outputs) > 1:
@@ -118,6 +122,8 @@ class EventRules:
         n = stats.elements
         if n == 0:
             return
+        if call.backward and lo.dtype is torch.float16:
+            self.half_gradients.append((pair, stats))
         drift = relative(stats.diff_sq, stats.hi_sq)
         drift_u = drift / coarsest
         raised: list[int] = []

@@ -23,6 +23,8 @@ Tensor = torch.Tensor
 
 _FACTORS = frozenset(("mul", "div"))
 _CLEANERS = frozenset(("nan_to_num", "masked_fill", "where", "clamp", "index_put", "masked_scatter"))
+_SMALLEST_SCALE = 8.0
+"""Smallest factor of a loss that is taken for a loss scale (Micikevicius et al. 2018 use 8 to 32768)."""
 _SCALED_DOMAIN = 1e-2
 """A clipped norm below this after unscaling was compared with the norm of scaled gradients: no threshold is meant to be so small."""
 _USED_UP = ("inside", "reversed", "mixed", "replaced", "rescaled", "skipped", "stale", "clip_site", "unit_site", "clipped_scaled")
@@ -45,14 +47,34 @@ class GradientProtocol:
         """Update powers and marks after one op."""
         info = call.info
         name = info.stem
-        if name == "mul" and not self.court.scaled and call.phase is Phase.FORWARD and call.outputs[0].lo.numel() == 1:
-            number = call.args[1] if len(call.args) > 1 else None
-            if isinstance(number, (int, float)) and number >= 8:
-                marks_of(call.outputs[0].twin)["times"] = float(number)
+        if name == "mul" and not self.court.with_scaler and call.phase is Phase.FORWARD and call.outputs[0].lo.numel() == 1:
+            self._times(call)
         if self.court.scaled:
             self._powers(call)
         if self._grads and (info.in_place or name in _CLEANERS):
             self._on_gradients(call, name)
+
+    def _times(self, call: OpCall) -> None:
+        """A scalar times a number that may be a loss scale: it is one if a backward pass starts from the product.
+
+        Numbers from 8 on, and what follows a known scale by back-off or growth. Tensors on the CPU only (reading one waits for its
+        device), and only powers of two: other constants are more likely weights.
+        """
+        for i, other in enumerate(call.args[:2]):
+            tensor = isinstance(other, Tensor)
+            if tensor and (other.requires_grad or other.numel() != 1 or not other.is_cpu):
+                continue
+            if isinstance(other, bool) or not (tensor or isinstance(other, (int, float))):
+                continue
+            number = float(other)
+            follows = self.court.scaled and number > 0 and 0.25 <= number / self.court.scale <= 4.0 and number != 1.0
+            if not (number >= _SMALLEST_SCALE or follows) or (tensor and math.frexp(number)[0] != 0.5):
+                continue
+            marks = marks_of(call.outputs[0].twin)
+            marks["times"] = number
+            if tensor and i < len(call.inputs):
+                marks["factor"] = call.inputs[i].twin
+            return
 
     def _powers(self, call: OpCall) -> None:
         outputs = call.outputs

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from precisionlab.records import Phase, SinkKind
-from precisionlab.shadow.memory import ShadowMemory
+from precisionlab.records import Phase, SinkKind, Site
+from precisionlab.shadow.memory import ShadowMemory, Twin
 from precisionlab.shadow.mode import OpCall
 from precisionlab.shadow.sites import Locator
 from precisionlab.thresholds import Thresholds
@@ -72,6 +72,7 @@ class Protocol:
         wrap(GradScaler, "unscale_", self.scaler.unscale)
         wrap(GradScaler, "step", self.scaler.step)
         wrap(GradScaler, "update", self.scaler.update)
+        wrap(GradScaler, "load_state_dict", self.scaler.load_state)
         wrap(LRScheduler, "step", self._schedule.step)
 
     def remove(self) -> None:
@@ -83,6 +84,28 @@ class Protocol:
         self.gradients.op(call)
         self.copies.op(call, call.info.stem)
 
+    def _scaled_by_hand(self, twin: Twin, site: Site) -> None:
+        """A number multiplied onto the loss right before backward is a loss scale."""
+        court = self.court
+        marks = twin.marks or {}
+        if "times" in marks:
+            self.scaler.by_hand(marks["times"], site)
+            court.scale, court.scaled, twin.power = marks["times"], True, 1.0
+            if "factor" in marks:
+                marks.pop("factor").power = 1.0
+        elif court.scaled and twin.power == 1.0:
+            self.scaler.by_hand(court.scale, site)
+
+    def _loss(self, root: Tensor, twin: Twin | None) -> None:
+        """The loss goes on the timeline, without its scale."""
+        court = self.court
+        scale = court.scale**twin.power if twin is not None and court.scaled else 1.0
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            lo = float(root)
+            hi = lo if twin is None else float(court.memory.window(root, twin))
+        if scale > 0:
+            court.timeline.loss(lo / scale, hi / scale, court.scale if court.scaled else None)
+
     def before_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """The optimizer is about to use its gradients."""
         self.gradients.before_step(optimizer, params)
@@ -93,12 +116,14 @@ class Protocol:
         roots = [tensors] if isinstance(tensors, Tensor) else [t for t in tensors if isinstance(t, Tensor)]
         _, _, place, _ = court.locator.locate()
         for root in roots:
+            site = court.log.site("", "backward", Phase.FORWARD, place)
             with torch.no_grad(), torch._C._DisableTorchDispatch():
-                self.sinks.value(SinkKind.LOSS, "the loss", root, court.log.site("", "backward", Phase.FORWARD, place))
+                self.sinks.value(SinkKind.LOSS, "the loss", root, site)
                 twin = court.memory.get(root)
-            if twin is not None and twin.marks and "times" in twin.marks and twin.power == 0.0:
-                # a Python number multiplied onto the loss right before backward is a static loss scale
-                court.scale, court.scaled, twin.power = twin.marks["times"], True, 1.0
+            if twin is not None and not court.with_scaler:
+                self._scaled_by_hand(twin, site)
+            if root.numel() == 1 and not root.is_complex():
+                self._loss(root, twin)
         out = original(tensors, *args, **kwargs)
         self.gradients.note()
         self.copies.weights = self.gradients.weights
