@@ -2,12 +2,13 @@
 
 The op is run once more in fp64 on exactly the operands the program gave it; then, element by element,
 
-    rho = |out - y| / B        B = ulp(y)/2  +  4 * sqrt(n) * u_acc * S  +  R
+    rho = |out - y| / B        B = ulp(y)/2  +  4 * G(n) * u_acc * S  +  R
 
 The first term is the one rounding to the storage dtype that nobody can avoid (subnormals included, so a flush to zero of what is
 below half the smallest subnormal costs nothing). The second is what adding ``n`` terms in a nominal fp32 accumulator costs, on the
 scale ``S`` of the terms and not of the result: cancellation is the data's doing, not the kernel's. ``R`` is what a fused kernel is
-known to round inside. A rho of 1 is a perfect kernel; healthy ones stay below 1.5 (calibrated on native kernels, tests/ops).
+known to round inside. G(n) is sqrt(n), that of a running sum, unless the rule expects better. A rho of 1 is a perfect kernel; healthy
+ones stay below 1.5 (calibrated on native kernels, tests/ops).
 
 Zeros of either sign are equal. An element that is not finite on either side has no rho: it is counted (``introduced``). Errors
 below 2^-4 u rms(y) are immaterial and count as 0.
@@ -261,8 +262,10 @@ def half_ulp(y: Tensor, dtype: torch.dtype) -> Tensor:
     return power.clamp(min=2.0 * info.smallest_normal) * 2.0 ** -(digits + 1)
 
 
-def judge_output(out: Tensor, y: Tensor, scale: Tensor | None, inner: Tensor | float, length: int) -> OutputError:
-    """Compare one output with its fp64 value. ``scale`` None judges nothing but still measures."""
+def judge_output(
+    out: Tensor, y: Tensor, scale: Tensor | None, inner: Tensor | float, length: int, growth: float | None = None
+) -> OutputError:
+    """Compare one output with its fp64 value. ``scale`` None judges nothing but still measures; ``growth`` None is sqrt(length)."""
     storage = torch.finfo(out.dtype)
     u = storage.eps / 2
     u_acc = NOMINAL_ACCUMULATOR if storage.bits <= 32 else u
@@ -274,7 +277,7 @@ def judge_output(out: Tensor, y: Tensor, scale: Tensor | None, inner: Tensor | f
     error = torch.where(both, (wide - y).abs(), 0.0)
     size = torch.where(both, size, 0.0)
     energy = float(size.square().sum())
-    noise = ACCUMULATOR_FACTOR * math.sqrt(length) * u_acc
+    noise = ACCUMULATOR_FACTOR * (math.sqrt(length) if growth is None else growth) * u_acc
     terms = size if scale is None else torch.where(torch.isfinite(scale) & both, scale, size).abs()
     norm = max(math.sqrt(energy), noise / u * float(terms.square().sum().sqrt()))
     difference = float(error.square().sum().sqrt())
@@ -354,6 +357,7 @@ def _judge(func: Any, args: Any, kwargs: Any, out: Any, y: Any, rule: OpRule | N
     ys += [None] * (len(outs) - len(ys))
     length = rule.length(func, args, kwargs, y) if rule is not None and rule.length is not None else 1
     scales = _per_output(rule.condition(func, args, kwargs, y), len(outs), None) if rule is not None and rule.condition else None
+    growth = rule.growth(length) if rule is not None and rule.growth is not None else None
     results: list[OutputError | None] = []
     for position, (low, high) in enumerate(zip(outs, ys, strict=False)):
         if not is_floating(low) or not is_floating(high) or low.numel() == 0 or high.shape != low.shape:
@@ -363,7 +367,7 @@ def _judge(func: Any, args: Any, kwargs: Any, out: Any, y: Any, rule: OpRule | N
         inner: Any = 0.0
         if rule is not None and rule.internal is not None:
             inner = _per_output(rule.internal(func, args, kwargs, y, torch.finfo(low.dtype).eps / 2), len(outs), None)[position]
-        results.append(judge_output(low, high, scale, 0.0 if inner is None else inner, length))
+        results.append(judge_output(low, high, scale, 0.0 if inner is None else inner, length, growth))
     measured = [r for r in results if r is not None]
     judged = [r for r in measured if r.rho_max is not None] or measured
     seen = sum(t.numel() for t, r in zip(outs, results, strict=True) if r is not None)

@@ -6,6 +6,7 @@ A rule is a class decorated with ``@op_rule(aten.mm, aten.bmm, family=Family.DOT
                                         in-place and out= overloads never get here with aliasing: the caller copies the result
     condition(func, args, kwargs, y)    S: the same op on absolute values, the scale on which its rounding errors live (tensor like y)
     length(func, args, kwargs, y)       n: how many terms each output element sums (int, 1 = no reduction)
+    growth(n)                           G: how much error a healthy sum of n terms gathers, in u of its accumulator; sqrt(n) by default
     internal(func, args, kwargs, y, u)  R: what declared internal roundings to the storage dtype may add (tensor like y, or 0.0)
 
 ``args``/``kwargs`` hold fp64 tensors where the op got floating ones, everything else as the op got it. ``y`` is the fp64 result, or
@@ -91,6 +92,7 @@ class OpRule:
     reference: Callable[..., Any] | None = None
     condition: Callable[..., Any] | None = None
     length: Callable[..., int] | None = None
+    growth: Callable[[int], float] | None = None
     internal: Callable[..., Any] | None = None
     note: str = ""
     """One sentence for the coverage page: why it is not simply run again."""
@@ -113,6 +115,7 @@ def op_rule(*targets: Any, family: Family, how: How = How.RERUN, note: str = "")
             reference=getattr(cls, "reference", None),
             condition=getattr(cls, "condition", None),
             length=getattr(cls, "length", None),
+            growth=getattr(cls, "growth", None),
             internal=getattr(cls, "internal", None),
             note=note,
         )

@@ -380,6 +380,15 @@ def test_fp32_vector_norm_of_ten_million_tens_is_seen() -> None:
     assert found.local_u > 8
 
 
+def test_an_fp32_norm_off_by_a_thousandth_is_seen_and_a_blocked_one_is_not() -> None:
+    x = torch.rand(10_000_000, generator=torch.Generator().manual_seed(0))
+    func, rule = aten.linalg_vector_norm.default, find_rule(aten.linalg_vector_norm.default)
+    exact = torch.linalg.vector_norm(x.double())
+    assert local_error(func, (x,), {}, (exact * (1 - 2**-10)).float(), rule).rho_max > 8
+    blocked = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in x.split(1 << 12)]))
+    assert local_error(func, (x,), {}, blocked, rule).rho_max <= 1.0
+
+
 def test_attention_without_its_declared_rounding_would_be_a_false_alarm() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 100, 32).bfloat16() for _ in range(3))
