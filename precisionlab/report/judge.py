@@ -38,6 +38,7 @@ _RANK = {
 _NONFINITE_ROOTS = frozenset(
     (EventKind.PROTOCOL, EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.CAST, EventKind.CONSTANT, EventKind.FLUSH, EventKind.GAIN)
 )
+_RANGE = frozenset((EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.CAST, EventKind.CONSTANT, EventKind.FLUSH))
 _WEIGHT_SINKS = frozenset((SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.STATE, SinkKind.ACCUMULATOR))
 _NO_GAIN = frozenset((SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.ITEM, SinkKind.EXIT, SinkKind.STATE, SinkKind.LOSS))
 """Sinks at which amplification alone convicts nobody: gradients and residuals near convergence, key biases and
@@ -95,7 +96,9 @@ def _root(sink: SinkRecord, events: dict[int, EventRecord]) -> EventRecord | Non
     if sink.evidence.get("nonfinite"):
         present = [e for e in present if e.kind in _NONFINITE_ROOTS]
     ancestors = {e.id for e in present if e.kind is not EventKind.LOST}
-    roots = [e for e in present if not ((e.parents & ancestors) - {e.id})]
+    # amplified noise cannot convict at these sinks, and it explains no zeros or infinities: it is no alibi for those that lost the range
+    excused = {e.id for e in present if e.kind is EventKind.GAIN} if sink.kind in _NO_GAIN else frozenset[int]()
+    roots = [e for e in present if not ((e.parents & (ancestors - excused if e.kind in _RANGE else ancestors)) - {e.id})]
     return min(roots or present, key=lambda e: (_RANK[e.kind], e.id), default=None)
 
 

@@ -2,12 +2,19 @@
 
 They are judged by displacement since the audit began to watch, never by the drift of the value: an EMA that does not move is off by 1 %
 of itself and by 100 % of what it should have done.
+
+A value that lags is not stuck: an average in bf16 with decay 0.9 stands still until its source is 4 % away, and then follows. So the
+displacement is judged after many writes. Three training steps are enough where nothing can bring the value back: an addend below half a
+spacing is lost as long as addends keep their size, and lerp with a weight w < u is lost whatever its source becomes short of u / w times
+the value, since it adds w (source - value) and half a spacing is at most u |value|.
 """
 
 from __future__ import annotations
 
 import math
 from typing import Any
+
+import torch
 
 from precisionlab.records import EventKind, SinkKind, Verdict
 from precisionlab.shadow.measure import displacement
@@ -16,7 +23,11 @@ from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.log import RunLog
 
+Tensor = torch.Tensor
+
 _UPDATES = frozenset(("add", "sub", "lerp", "addcmul", "addcdiv", "copy"))
+_STEADY = _UPDATES - {"copy"}
+"""Updates whose addends are seen: what ``copy_`` writes back may be an average of any decay."""
 _WATCH_FROM = 4
 """In-place writes before a tensor counts as long-lived and a copy of it is kept."""
 _LARGEST = 1 << 22
@@ -48,6 +59,8 @@ class Accumulators:
         watched: dict[str, Any] = twin.marks.setdefault(str(key), {"writes": 0})
         watched["writes"] += 1
         writes = watched["writes"]
+        if twin.events and call.info.stem in _STEADY:
+            self._stuck(call, pair, watched)
         if writes == _WATCH_FROM:
             watched["lo"], watched["hi"] = pair.lo.detach().clone(), pair.hi.clone()
             return
@@ -57,8 +70,25 @@ class Accumulators:
             or (writes - _WATCH_FROM) & (writes - _WATCH_FROM - 1)
         ):
             return
-        moved = displacement(pair.lo, watched["lo"], pair.hi, watched["hi"])
-        if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq):
+        self._judge(call, pair, watched["lo"], watched["hi"], writes)
+
+    def _stuck(self, call: OpCall, pair: Pair, watched: dict[str, Any]) -> None:
+        """From the first lost addend on: judged after ``update_steps`` training steps, and at every doubling of their number."""
+        lost = any(self.log.events[e].kind is EventKind.LOST for e in pair.twin.events)
+        if not lost or (call.info.stem == "lerp" and not _weight(call) < UNIT_ROUNDOFF[pair.lo.dtype]):
+            return
+        if "lost_since" not in watched:
+            watched["lost_since"], watched["judge_at"] = self.log.step, self.log.step + self.limits.update_steps - 1
+            watched["lost_lo"], watched["lost_hi"] = pair.lo.detach().clone(), pair.hi.clone()
+        elif self.log.step >= watched["judge_at"]:
+            watched["judge_at"] = 2 * self.log.step - watched["lost_since"]
+            self._judge(call, pair, watched["lost_lo"], watched["lost_hi"], watched["writes"], stuck=True)
+
+    def _judge(self, call: OpCall, pair: Pair, lo: Tensor, hi: Tensor, writes: int, *, stuck: bool = False) -> None:
+        """Compare the way the value went from ``lo`` with that of its twin from ``hi``. ``stuck``: only if most elements stand still."""
+        twin = pair.twin
+        moved = displacement(pair.lo, lo, pair.hi, hi)
+        if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq) or (stuck and 2 * moved.stalled <= moved.moved):
             return
         error = math.sqrt(max(0.0, moved.lo_sq - 2 * moved.dot + moved.hi_sq) / moved.hi_sq)
         lost = frozenset(e for e in twin.events if self.log.events[e].kind in (EventKind.LOST, EventKind.RHO))
@@ -74,3 +104,11 @@ class Accumulators:
                 f"after {writes} updates it has moved {error:.0%} wrong ({moved.stalled} of {moved.moved} elements stand still)",
                 {"displacement_error": error, "writes": writes, "drift": error},
             )
+
+
+def _weight(call: OpCall) -> float:
+    """The weight of a lerp; infinite where it is no single number."""
+    weight = call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")
+    if isinstance(weight, Tensor):
+        weight = float(weight) if weight.numel() == 1 else None
+    return abs(float(weight)) if isinstance(weight, (int, float)) else math.inf
