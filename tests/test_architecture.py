@@ -9,7 +9,7 @@ import precisionlab
 
 ROOT = Path(precisionlab.__file__).parent
 
-MEASURING = ["errors", "thresholds", "records", "formats", "ops", "shadow", "trackers"]
+MEASURING = ["errors", "thresholds", "records", "formats", "backends", "ops", "shadow", "trackers"]
 """Each may import what stands before it."""
 JUDGING = ["errors", "thresholds", "records", "formats", "checks", "report"]
 TORCH_FREE = {"errors", "thresholds", "records", "formats", "checks", "report", "cli"}

@@ -1,0 +1,59 @@
+"""The profile of the machine at hand, as an audit uses it: the shipped one where it fits, else probed op by op as ops are met."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from precisionlab.backends.cases import DTYPES, all_cases
+from precisionlab.backends.probe import hardware, probe
+from precisionlab.backends.profile import Entry, Origin, Profile, SizeClass
+from precisionlab.backends.store import load_profile, shipped_names
+
+SHIPPED_CPU = "cpu"
+"""The CPU that was probed for the package."""
+
+
+class LiveProfile:
+    """Answers like a ``Profile`` and probes an op in a dtype when it is first asked about it, at the short length: milliseconds each."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.name, self.device, self.torch, self.origin = f"this {device}", device, torch.__version__, Origin.PROBED
+        self._ops = {case.op for case in all_cases()}
+        self._dtypes = {_name(dtype): dtype for dtype in DTYPES}
+        self._known: dict[tuple[str, str], Profile] = {}
+
+    def accumulation_of(self, op: str, dtype: str, length: int = 0) -> Entry | None:
+        """See ``Profile.accumulation_of``; every class of lengths gets what was found for the short one."""
+        op = op.rstrip("_")
+        if op not in self._ops or dtype not in self._dtypes:
+            return None
+        if (op, dtype) not in self._known:
+            self._known[op, dtype] = probe([op], [self._dtypes[dtype]], self.device, [SizeClass.SHORT])
+        return self._known[op, dtype].accumulation_of(op, dtype, length)
+
+    def mismatch(self, torch_version: str) -> str | None:
+        """Never: it is this machine under this torch."""
+        return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    from precisionlab.formats.catalogue import get_format
+
+    return get_format(dtype).name
+
+
+@functools.cache
+def current() -> Profile | LiveProfile:
+    """The CPU at hand: the shipped profile if it was probed under this release of torch with the same instruction sets, else a live one."""
+    if SHIPPED_CPU in shipped_names():
+        shipped = load_profile(SHIPPED_CPU)
+        if shipped.mismatch(torch.__version__) is None and _extensions(shipped.hardware) == _extensions(hardware()):
+            return shipped
+    return LiveProfile()
+
+
+def _extensions(description: str) -> set[str]:
+    """The instruction sets in a hardware description: kernels follow them, not the model."""
+    return {word.lower() for word in description.split()} & {"default", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16"}
