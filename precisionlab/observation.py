@@ -140,7 +140,7 @@ class Observation:
                     pair.twin.site = record.site
                 self._protocol.op(call)
                 if call.backward:
-                    self._protocol.scaler.window.op(call, self._rules.half_gradients)
+                    self._protocol.scale_history.window.op(call, self._rules.half_gradients)
                 if call.info.in_place and not call.backward and not self._locator.in_optimizer:
                     self._accumulators.op(call)
         except Exception as error:
@@ -273,7 +273,7 @@ class Observation:
         pending = [(self._parameters.name_of(p, f"leaf tensor {tuple(p.shape)}"), p) for p in leaves if p.grad is not None]
         self._parameters.gradients(pending, used=False)
         self._parameters.judge_gradients()
-        self._protocol.scaler.finish()
+        self._protocol.scale_history.finish()
         self._sinks.at_exit(held)
         self._sinks.finish()
 
@@ -319,7 +319,7 @@ class Observation:
             backwards=self._protocol.backwards,
             optimizer_steps=self._optimizer_steps,
             skipped_steps=self._protocol.skipped,
-            scaler=self._protocol.scaler.summary(),
+            scaler=self._protocol.scale_summary(),
         )
 
 

@@ -26,6 +26,7 @@ from precisionlab.checks import pl405 as pl405
 from precisionlab.checks import pl406 as pl406
 from precisionlab.checks import pl407 as pl407
 from precisionlab.checks import pl408 as pl408
+from precisionlab.checks import pl409 as pl409
 from precisionlab.checks import pl501 as pl501
 from precisionlab.checks import pl502 as pl502
 from precisionlab.checks import pl503 as pl503

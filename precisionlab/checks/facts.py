@@ -20,6 +20,7 @@ PROTOCOL_CODES: dict[str, str] = {
     "every-step-skipped": "PL401",
     "scale-overflow": "PL401",
     "scale-not-resumed": "PL401",
+    "growth-too-frequent": "PL401",
     "clip-before-unscale": "PL402",
     "unscale-twice": "PL403",
     "step-without-unscale-division": "PL403",
@@ -37,6 +38,7 @@ PROTOCOL_CODES: dict[str, str] = {
     "stale-autocast-cast": "PL407",
     "reversed-gradient": "PL408",
     "gradient-not-averaged": "PL408",
+    "empty-scale-window": "PL409",
     "recompute-differs": "PL508",
 }
 """Name of a protocol fault -> the check that describes it."""

@@ -8,8 +8,9 @@ from precisionlab.records import Kind
 _SAYS = {
     "scale-collapse": "halves the loss scale again and again without ever finding one that works",
     "every-step-skipped": "skips every step: the gradients are non-finite at every scale",
-    "scale-overflow": "lets the loss scale grow until it is infinite",
-    "scale-not-resumed": "starts again from its initial scale although training was resumed",
+    "scale-overflow": "lets the loss scale grow without end",
+    "scale-not-resumed": "starts again from its initial scale although the optimizer was resumed",
+    "growth-too-frequent": "grows the loss scale so often that it keeps overflowing",
 }
 
 
@@ -20,14 +21,19 @@ class ScaleCollapse(Check):
     What it means
         A scaler halves its scale when gradients are non-finite. That helps only when the scale is the cause. Here they stay
         non-finite at every scale: an inf or NaN is made in the forward pass, is already in the weights, or is left over in `.grad`.
+        The opposite is reported too: a scale that grows past what can be divided out again, on steps that overflow, or so often that
+        every few steps are lost to it; and a scaler that starts anew beside an optimizer that was resumed.
 
     Why it hurts
         No step is taken, or only a few; the scale falls to 1 and below, where small gradients flush to zero, so that even the repaired
         run trains badly until the scale has grown again (it doubles once in 2000 steps).
 
     How it is measured
-        Skipped steps and the scale are followed over the audit. A few skips at the start are calibration and stay quiet; it is a fault
-        when no step was taken, or the scale keeps falling past what the gradients need. No threshold of its own.
+        Skipped steps and the scale are followed over the audit, of `GradScaler` and of scaling by hand. The exact fp64 values of all fp16
+        gradients tell whether a skip was the scale's doing: such skips are calibration and stay quiet. It is a fault when no step was
+        taken and two skips in a row have no such cause; when the scale falls below 1, passes 2^126, or rises on a skipped step twice;
+        when more than ten steps were lost to a scaler that was not resumed (two to ten are risky), and risky when a tenth of the steps
+        is skipped right after a growth. No threshold can be set.
         Source: torch.amp.GradScaler (start 65536, backoff 0.5, growth 2 every 2000 steps).
 
     Smallest example
@@ -75,8 +81,14 @@ class ScaleCollapse(Check):
             return "Save scaler.state_dict() with the checkpoint and load it on resuming, so that the scale is not searched for again."
         if detail_is(fault, "scale-overflow"):
             return (
-                "Gradients are so small that nothing ever overflows: cap the scale (or use growth_factor=1.0 from 2^16 on) and check that"
-                " the loss really depends on the parameters."
+                "Let the scale fall on every iteration whose gradients are non-finite, and cap it where nothing ever overflows"
+                " (growth_factor=1.0 from 2^16 on): check that the finite check sees the gradients of this iteration, and that the loss"
+                " really depends on the parameters."
+            )
+        if detail_is(fault, "growth-too-frequent"):
+            return (
+                "Raise growth_interval (torch's default is 2000): a scaler that doubles its scale every N clean steps overflows, and"
+                " skips a batch, about once in N + 1."
             )
         return (
             "A smaller scale cannot repair this: find the op that makes the first non-finite value in the forward pass (PL101, PL108),"

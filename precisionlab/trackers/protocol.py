@@ -1,8 +1,8 @@
 """The protocol of the training loop: scale, backward, unscale, clip, step, update, zero, schedule.
 
 Here lo and hi agree and the program is still wrong, so nothing numeric shows it. Each fault is an event at the op or call that broke the
-protocol, and a sink at the step that used its result. The parts: ``scaler``, ``gradients`` (with ``units``), ``copies``, ``schedule``,
-``constants``; they share a ``Court``.
+protocol, and a sink at the step that used its result. The parts: ``scaler`` and ``hand_scale`` (with ``scale_history``), ``gradients``
+(with ``units``), ``copies``, ``schedule``, ``constants``; they share a ``Court``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from precisionlab.trackers.constants import Constants
 from precisionlab.trackers.copies import Copies
 from precisionlab.trackers.court import Court
 from precisionlab.trackers.gradients import GradientProtocol
+from precisionlab.trackers.hand_scale import HandScale
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.patches import Patches
+from precisionlab.trackers.scale_history import ScaleHistory
 from precisionlab.trackers.scaler import Scaler
 from precisionlab.trackers.schedule import Schedule
 from precisionlab.trackers.sinks import Sinks
@@ -38,22 +40,23 @@ class Protocol:
     ) -> None:
         self.court = Court(log, memory, locator, parameters, thresholds)
         self.sinks = sinks
-        self.scaler = Scaler(self.court)
+        self.scale_history = ScaleHistory(self.court)
+        self.scaler = Scaler(self.court, self.scale_history)
+        self._hand_scale = HandScale(self.court, self.scale_history)
         self.gradients = GradientProtocol(self.court)
         self.copies = Copies(self.court)
         self._schedule = Schedule(self.court)
         self._constants = Constants(self.court)
         self._patches = Patches()
 
-    @property
-    def timeline(self) -> list[dict[str, Any]]:
-        """One entry per ``GradScaler.update``: step, scale, skipped, next scale."""
-        return self.scaler.timeline
+    def scale_summary(self) -> dict[str, Any] | None:
+        """``RunRecord.scaler``."""
+        return self.scale_history.summary(self._hand_scale.unfinished())
 
     @property
     def skipped(self) -> int:
         """Steps that a scaler skipped."""
-        return self.scaler.skipped
+        return self.scale_history.skipped
 
     @property
     def backwards(self) -> int:
@@ -89,12 +92,12 @@ class Protocol:
         court = self.court
         marks = twin.marks or {}
         if "times" in marks:
-            self.scaler.by_hand(marks["times"], site)
+            self._hand_scale.before_backward(marks["times"], site)
             court.scale, court.scaled, twin.power = marks["times"], True, 1.0
             if "factor" in marks:
                 marks.pop("factor").power = 1.0
         elif court.scaled and twin.power == 1.0:
-            self.scaler.by_hand(court.scale, site)
+            self._hand_scale.before_backward(court.scale, site)
 
     def _loss(self, root: Tensor, twin: Twin | None) -> None:
         """The loss goes on the timeline, without its scale."""
@@ -126,5 +129,8 @@ class Protocol:
                 self._loss(root, twin)
         out = original(tensors, *args, **kwargs)
         self.gradients.note()
+        if court.scaled and not court.with_scaler:
+            with torch.no_grad(), torch._C._DisableTorchDispatch():
+                self._hand_scale.after_backward()
         self.copies.weights = self.gradients.weights
         return out

@@ -15,6 +15,7 @@ import torch
 
 from precisionlab.formats import FP16
 from precisionlab.formats.loss_scale import BINADES, LOWEST, GradientExponents, ScaleWindow, scale_window
+from precisionlab.records import Site
 from precisionlab.shadow.exponents import Spread
 from precisionlab.shadow.measure import Stats
 from precisionlab.shadow.mode import OpCall, Pair
@@ -33,6 +34,7 @@ class Window:
         self.spread = Spread(LOWEST, BINADES)
         self.largest = 0.0
         """Largest exact unscaled |g| of the audit."""
+        self.largest_at: Site | None = None
         self._task = -1
         self.fits = True
         """Nothing that the running iteration stored in fp16 in its backward pass was beyond the range, by the exact values."""
@@ -54,7 +56,8 @@ class Window:
                 self.fits = False
             if stats.hi_max_abs < _STRUCTURAL_ZERO * max((p.twin.lo_rms for p in call.inputs), default=0.0):
                 continue
-            self.largest = max(self.largest, stats.hi_max_abs / scale)
+            if stats.hi_max_abs / scale > self.largest:
+                self.largest, self.largest_at = stats.hi_max_abs / scale, twin.site
             self.spread.add(pair.hi, 1.0 / scale)
 
     def _carries_gradient(self, call: OpCall) -> bool:
