@@ -23,8 +23,10 @@ from precisionlab.shadow.mode import OpCall
 from precisionlab.shadow.sites import Locator
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.accumulators import Accumulators
+from precisionlab.trackers.chains import Chains
 from precisionlab.trackers.events import EventRules, keeps_before
 from precisionlab.trackers.log import RunLog
+from precisionlab.trackers.optimizer_state import OptimizerState
 from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.protocol import Protocol
 from precisionlab.trackers.sinks import Sinks, live_tensors
@@ -62,6 +64,9 @@ class Observation:
         self._protocol = Protocol(self._log, self.memory, self._locator, self._parameters, self._sinks, self.thresholds)
         self._protocol._patches = GuardedPatches(self._guard)
         self._accumulators = Accumulators(self._log, self.memory, self.thresholds)
+        self._state = OptimizerState(self._log, self.memory, self._parameters, self.thresholds)
+        self._chains = Chains(self._log, self.memory, self.thresholds)
+        self._protocol.handmade.on_step = self._hand_step
         self._rules = EventRules(self._log, self.thresholds, local=self.preset != "quick", exhaustive=self.preset == "full")
         self._mode = GuardedMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         self._mode.guard = self._guard
@@ -111,7 +116,7 @@ class Observation:
         self.memory.clear()
         self._locator.sequences.clear()
         self._parameters.moves.clear()
-        for by_address in (self._protocol.gradients._grads, self._protocol.gradients.weights, self._protocol.copies.weights):
+        for by_address in (self._protocol.gradients.storages, self._protocol.gradients.weights, self._protocol.copies.weights):
             by_address.clear()  # storage addresses are used again
 
     def _look_away(self) -> None:
@@ -141,8 +146,14 @@ class Observation:
                 self._protocol.op(call)
                 if call.backward:
                     self._protocol.scale_history.window.op(call, self._rules.half_gradients)
-                if call.info.in_place and not call.backward and not self._locator.in_optimizer:
-                    self._accumulators.op(call)
+                if not call.backward and not self._locator.in_optimizer:
+                    if call.info.in_place:
+                        self._accumulators.op(call)
+                        self._protocol.handmade.op(call)
+                    else:
+                        self._chains.op(call)
+                        if call.info.hidden_writes:
+                            self._accumulators.hidden(call)
         except Exception as error:
             self._guard.caught(f"the measurement of {call.info.name}", error)
         if self._guard.after is not None:
@@ -151,6 +162,10 @@ class Observation:
     def decision(self, call: OpCall, lo: torch.Tensor, hi: torch.Tensor) -> None:
         """See ``shadow.mode.Observer``."""
         self._seen("decisions", call, self._sinks.decision, call, lo, hi)
+
+    def drew(self, call: OpCall) -> None:
+        """See ``shadow.mode.Observer``."""
+        self._seen("random numbers", None, self._protocol.recompute.drew, call)
 
     def used(self, call: OpCall) -> None:
         """See ``shadow.mode.Observer``."""
@@ -202,6 +217,7 @@ class Observation:
             court = self._protocol.court
             divisor = court.scale if court.scaled and getattr(optimizer, "grad_scale", None) is not None else 1.0
             court.timeline.uses(params, self._parameters.histories, divisor)
+            self._state.before_step(optimizer, params)
             before = self._parameters.before_step(params)
             old_hi: dict[int, torch.Tensor] = {}
             for _, p in params:
@@ -227,6 +243,7 @@ class Observation:
         before, old_hi = self._before.pop(id(optimizer), ({}, {}))
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             self._parameters.after_step(params, before, old_hi, type(optimizer).__name__)
+            self._state.after_step(optimizer, params)
             if self.resync == "step":
                 for _, p in params:
                     self.memory.forget(p)
@@ -252,6 +269,13 @@ class Observation:
             self._rest()
         if wanted:
             self._steps.append(StepRecord(self._log.step))
+
+    def _hand_step(self) -> None:
+        """A step that the program took without an optimizer is over."""
+        self._optimizer_steps += 1
+        self._log.step += 1
+        self._protocol.court.steps += 1
+        self._steps.append(StepRecord(self._log.step))
 
     def _params_of(self, optimizer: Any) -> list[tuple[str, torch.Tensor]]:
         out: list[tuple[str, torch.Tensor]] = []

@@ -78,6 +78,12 @@ class Thresholds:
     update_steps: float = _limit(3.0, "Steps in a row that must lose their update before it is a finding.")
     accumulator_error: float = _limit(0.25, "Error of a long-lived value over its true displacement. Quiet 0.008 %, faulty 100 %.")
     accumulator_writes: float = _limit(8.0, "In-place writes after which a long-lived value is judged, and again at every doubling.")
+    norm_error: float = _limit(
+        2.0**-10,
+        "Relative error that a gradient norm's own arithmetic makes, above which it is risky: a clipped step inherits it. fp32 norms of "
+        "well-behaved kernels stay below 1e-6.",
+    )
+    norm_error_broken: float = _limit(2.0**-6, "The same above which it is broken: two units of bf16.")
     schedule_share: float = _limit(
         0.10,
         "Share of the base learning rate that a schedule may move on iterations without a step. Quiet 6e-7, faulty 45 %.",

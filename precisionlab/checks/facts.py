@@ -36,6 +36,8 @@ PROTOCOL_CODES: dict[str, str] = {
     "nonfinite-gradient-replaced": "PL405",
     "scheduler-steps-on-skips": "PL406",
     "stale-autocast-cast": "PL407",
+    "divided-by-another-scale": "PL403",
+    "gradients-not-zeroed": "PL408",
     "reversed-gradient": "PL408",
     "gradient-not-averaged": "PL408",
     "empty-scale-window": "PL409",

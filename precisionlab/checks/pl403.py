@@ -13,6 +13,9 @@ _SAYS = {
     "update-between-optimizers": "updates the loss scale between two optimizers of the same iteration",
     "fp16-parameters-under-scaler": "is given fp16 parameters, whose fp16 gradients cannot hold the unscaled values",
     "gradient-penalty-on-scaled-gradients": "computes a penalty from gradients that still carry the loss scale",
+    "mixed-scales": "adds values that do not carry the loss scale to gradients that do",
+    "unscale-inside-accumulation": "adds scaled gradients to unscaled ones",
+    "divided-by-another-scale": "divides gradients by another loss scale than the one they carry",
 }
 
 _ADVICE = {
@@ -39,6 +42,16 @@ _ADVICE = {
     "gradient-penalty-on-scaled-gradients": (
         "Divide the gradients from torch.autograd.grad by scaler.get_scale() before the penalty is formed from them, and scale only the"
         " final loss."
+    ),
+    "mixed-scales": (
+        "Unscale first (scaler.unscale_(optimizer), or a division in fp32), then add weight decay, noise or other gradients; or scale what"
+        " is added as well."
+    ),
+    "unscale-inside-accumulation": (
+        "Scale the loss of every micro-batch with the same scale and unscale once, after the last of them."
+    ),
+    "divided-by-another-scale": (
+        "Keep the scale that multiplied the loss until its gradients are divided by it; raise or lower it only after the step."
     ),
 }
 

@@ -8,11 +8,12 @@ from precisionlab.records import Kind
 
 @check
 class WrongGradientFactor(Check):
-    """Gradients reach the optimizer multiplied by a factor that nobody meant: negative, or the number of micro-batches.
+    """Gradients reach the optimizer with a factor that nobody meant: negative, the number of micro-batches, or all earlier steps.
 
     What it means
         Between backward and the step, all gradients were multiplied by the same number. A negative one turns descent into ascent (a
         clip coefficient computed from a sentinel norm of -1, say); one of N means that N micro-batches were added and never averaged.
+        Gradients that nobody sets to zero between steps are the sum over all steps so far.
 
     Why it hurts
         A reversed step raises the loss, and it does so exactly in the iterations in which something else was already wrong. A factor of
@@ -20,8 +21,8 @@ class WrongGradientFactor(Check):
 
     How it is measured
         The factor is read off the ops that rescale gradients between backward and the step: a negative factor on all of a parameter's
-        gradient, or as many backwards as micro-batches without a division. No threshold; fp64 does the same.
-        Source: descent needs a positive factor; a mean over N batches needs 1 / N.
+        gradient. Gradients that were not zeroed: backward added to values that the step before had used, in three steps in a row.
+        No threshold; fp64 does the same. Source: descent needs a positive factor; a mean over N batches needs 1 / N.
 
     Smallest example
         import torch
@@ -59,6 +60,8 @@ class WrongGradientFactor(Check):
         numbers = other_evidence(fault)
         if detail_is(fault, "gradient-not-averaged"):
             text = f"{place(fault)} adds the gradients of several micro-batches without dividing by their number"
+        elif detail_is(fault, "gradients-not-zeroed"):
+            text = f"{place(fault)} adds to gradients that an earlier step has used already"
         else:
             text = f"{place(fault)} multiplies gradients by a negative factor, so the step goes uphill"
         return sentence(f"{text} ({numbers})" if numbers else text)
@@ -70,6 +73,8 @@ class WrongGradientFactor(Check):
                 "Divide the loss by the number of micro-batches before backward() (or the sum once before the step), so that accumulation"
                 " equals one large batch."
             )
+        if detail_is(fault, "gradients-not-zeroed"):
+            return "Call optimizer.zero_grad() once per step, before the first backward pass that belongs to it (or right after the step)."
         return (
             "Treat a negative or non-finite gradient norm as a reason to skip the step, before max_norm / norm is formed, and clamp the"
             " clip coefficient to [0, 1]; then repair the op that made the gradient non-finite."

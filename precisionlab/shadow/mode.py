@@ -75,6 +75,9 @@ class Observer(Protocol):
     def decision(self, call: OpCall, lo: Tensor, hi: Tensor) -> None:
         """An op with integer or bool results, and what the twin would have decided."""
 
+    def drew(self, call: OpCall) -> None:
+        """A random op."""
+
     def used(self, call: OpCall) -> None:
         """An op that used integer or bool operands the twin decided otherwise."""
 
@@ -135,6 +138,8 @@ class ShadowMode(TorchDispatchMode):
                     out = func(*args, **kwargs)
             if prepared is None:
                 self.shadowed += 1
+                if info.random and self.observer is not None:
+                    self._drew(OpCall(info, args, kwargs), out)
             else:
                 self._shadow(info, prepared, out)
             return out
@@ -245,10 +250,18 @@ class ShadowMode(TorchDispatchMode):
             torch._C._set_grad_enabled(grad)
             del inference
         if observer is not None:
+            if info.random:
+                observer.drew(call)
             if call.outputs:
                 observer.op(call)
             if call.decisions:
                 observer.used(call)
+
+    def _drew(self, call: OpCall, out: Any) -> None:
+        call.result = out
+        call.module, call.phase, call.place, call.backward = self.locator.locate()
+        if self.observer is not None:
+            self.observer.drew(call)
 
     def _run_twin(self, info: OpInfo, call: OpCall, hi_args: list[Any], hi_kwargs: dict[str, Any], out: Any) -> Any:
         func = info.twin_func

@@ -64,6 +64,7 @@ class OpInfo:
         self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
         """Taken apart by the dispatcher before a mode sees it, except under inference mode."""
         self.touches_nothing = self.how in (How.REAL, How.UNINITIALISED) and not self.mutated and self.family is not Family.COLLECTIVE
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.may_differ = func in LOOK_AT
         self.special = SPECIAL.get(func._overloadpacket)
         self.twin_func, self.order = func, None

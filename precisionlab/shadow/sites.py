@@ -165,6 +165,10 @@ class Locator:
                     del sequences[key]
         return path, phase, place, False
 
+    def user_place(self) -> Place:
+        """The user's line that runs now, also inside a backward pass (where ``locate`` gives that of the forward op)."""
+        return self._walk()[1]
+
     def _walk(self) -> tuple[Phase | None, Place]:
         told: Phase | None = None
         frame = sys._getframe(_OWN_FRAMES)

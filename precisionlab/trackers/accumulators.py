@@ -16,17 +16,19 @@ from typing import Any
 
 import torch
 
-from precisionlab.records import EventKind, SinkKind, Verdict
-from precisionlab.shadow.measure import displacement
+from precisionlab.records import EventKind, Evidence, SinkKind, Verdict
+from precisionlab.shadow.measure import Displacement, displacement
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.thresholds import Thresholds
+from precisionlab.trackers.addends import COUNTED
 from precisionlab.trackers.log import RunLog
+from precisionlab.trackers.pairs import NAMES
 
 Tensor = torch.Tensor
 
-_UPDATES = frozenset(("add", "sub", "lerp", "addcmul", "addcdiv", "copy"))
-_STEADY = _UPDATES - {"copy"}
+_UPDATES = frozenset(("add", "sub", "lerp", "addcmul", "addcdiv", "copy", "index_add", "scatter_add", "index_put", "scatter_reduce"))
+_STEADY = frozenset(("add", "sub", "lerp", "addcmul", "addcdiv"))
 """Updates whose addends are seen: what ``copy_`` writes back may be an average of any decay."""
 _WATCH_FROM = 4
 """In-place writes before a tensor counts as long-lived and a copy of it is kept."""
@@ -51,12 +53,19 @@ class Accumulators:
                 continue
             self._update(call, pair)
 
-    def _update(self, call: OpCall, pair: Pair) -> None:
+    def hidden(self, call: OpCall) -> None:
+        """An op that updates running statistics besides its results: its own increments, so a lag is a lost addend."""
+        statistics = {id(call.args[i]) for i in call.info.hidden_writes if i < len(call.args)}
+        for pair in call.outputs:
+            if id(pair.lo) in statistics and UNIT_ROUNDOFF[pair.lo.dtype] > 2.0**-24:
+                self._update(call, pair, own=True)
+
+    def _update(self, call: OpCall, pair: Pair, *, own: bool = False) -> None:
         twin = pair.twin
         if twin.marks is None:
             twin.marks = {}
-        key = ("accumulator", pair.lo.storage_offset(), tuple(pair.lo.shape))
-        watched: dict[str, Any] = twin.marks.setdefault(str(key), {"writes": 0})
+        key = f"{COUNTED} {pair.lo.storage_offset()} {tuple(pair.lo.shape)}"
+        watched: dict[str, Any] = twin.marks.setdefault(key, {"writes": 0})
         watched["writes"] += 1
         writes = watched["writes"]
         if twin.events and call.info.stem in _STEADY:
@@ -70,7 +79,7 @@ class Accumulators:
             or (writes - _WATCH_FROM) & (writes - _WATCH_FROM - 1)
         ):
             return
-        self._judge(call, pair, watched["lo"], watched["hi"], writes)
+        self._judge(call, pair, watched["lo"], watched["hi"], writes, own=own)
 
     def _stuck(self, call: OpCall, pair: Pair, watched: dict[str, Any]) -> None:
         """From the first lost addend on: judged after ``update_steps`` training steps, and at every doubling of their number."""
@@ -84,7 +93,7 @@ class Accumulators:
             watched["judge_at"] = 2 * self.log.step - watched["lost_since"]
             self._judge(call, pair, watched["lost_lo"], watched["lost_hi"], watched["writes"], stuck=True)
 
-    def _judge(self, call: OpCall, pair: Pair, lo: Tensor, hi: Tensor, writes: int, *, stuck: bool = False) -> None:
+    def _judge(self, call: OpCall, pair: Pair, lo: Tensor, hi: Tensor, writes: int, *, stuck: bool = False, own: bool = False) -> None:
         """Compare the way the value went from ``lo`` with that of its twin from ``hi``. ``stuck``: only if most elements stand still."""
         twin = pair.twin
         moved = displacement(pair.lo, lo, pair.hi, hi)
@@ -92,6 +101,8 @@ class Accumulators:
             return
         error = math.sqrt(max(0.0, moved.lo_sq - 2 * moved.dot + moved.hi_sq) / moved.hi_sq)
         lost = frozenset(e for e in twin.events if self.log.events[e].kind in (EventKind.LOST, EventKind.RHO))
+        if own and error > self.limits.accumulator_error and 2 * moved.stalled > moved.moved:
+            lost = frozenset((self._own_event(call, pair, moved),))
         if error > self.limits.accumulator_error and lost:
             site = self.log.site(call.module, call.info.name, call.phase, call.place)
             name = f"a {str(pair.lo.dtype).removeprefix('torch.')} value {tuple(pair.lo.shape)} updated in place"
@@ -104,6 +115,19 @@ class Accumulators:
                 f"after {writes} updates it has moved {error:.0%} wrong ({moved.stalled} of {moved.moved} elements stand still)",
                 {"displacement_error": error, "writes": writes, "drift": error},
             )
+
+    def _own_event(self, call: OpCall, pair: Pair, moved: Displacement) -> int:
+        site = self.log.site(call.module, call.info.name, call.phase, call.place)
+        n = max(moved.elements, 1)
+        evidence: Evidence = {
+            "lost_share": math.sqrt(max(0.0, moved.lo_sq - 2 * moved.dot + moved.hi_sq) / moved.hi_sq),
+            "swamped": moved.stalled,
+            "elements": moved.elements,
+            "addend_rms": math.sqrt(moved.hi_sq / n),
+            "base_rms": float(pair.lo.detach().double().square().mean().sqrt()),
+            "dtype": NAMES.get(pair.lo.dtype, str(pair.lo.dtype)),
+        }
+        return self.log.event(EventKind.LOST, site, frozenset(), evidence, "accumulate")
 
 
 def _weight(call: OpCall) -> float:

@@ -29,6 +29,9 @@ _DECAYS = frozenset(("aten.mul_", "aten._foreach_mul_"))
 ADDITIVE = _PAIRWISE | _GENERAL | _DECAYS
 """Ops that add an increment to a base."""
 
+COUNTED = "accumulator"
+"""Beginning of the mark that accumulators leave on a twin."""
+
 _SMALL = 1 << 16
 _NEAR_ONE = 0.125
 
@@ -83,6 +86,8 @@ def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None
             if not isinstance(second, (list, tuple)) or index >= len(second):
                 return None
             first, second = first[index], second[index]
+        if call.info.in_place and isinstance(first, Tensor) and isinstance(second, (int, float)) and _counts(call, first):
+            second = torch.full_like(first, float(second), dtype=torch.float64)
         if not (isinstance(first, Tensor) and isinstance(second, Tensor)) or (second.numel() == 1 and first.numel() > 1):
             return None
         if not (first.dtype in UNIT_ROUNDOFF and second.dtype in UNIT_ROUNDOFF) or first.is_complex() or second.is_complex():
@@ -121,6 +126,12 @@ def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None
     if base.shape != pair.lo.shape:
         base = base.expand_as(pair.lo)
     return base, exact - base.double(), 1.0
+
+
+def _counts(call: OpCall, base: Tensor) -> bool:
+    """A number added to a value that has been added to before: a counter. An eps goes to a fresh denominator."""
+    twin = next((p.twin for p in call.inputs if p.lo is base), None)
+    return twin is not None and twin.marks is not None and any(key.startswith(COUNTED) for key in twin.marks)
 
 
 def _exact(name: str, operands: list[Any], kwargs: dict[str, Any]) -> Tensor | None:

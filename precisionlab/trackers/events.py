@@ -395,8 +395,8 @@ class EventRules:
 
 
 def keeps_before(info: OpInfo, t: Tensor) -> bool:
-    """Whether the rules need the value an in-place op overwrites: halves, and anything small enough to cost nothing."""
-    return t.dtype in _HALVES or t.numel() <= 4096
+    """Whether the rules need the value an in-place op overwrites: halves, leaves with gradients, and anything that costs nothing."""
+    return t.dtype in _HALVES or t.numel() <= 4096 or (t.requires_grad and t.is_leaf)
 
 
 def _underflows(stats: Stats, dtype: torch.dtype) -> bool:

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from precisionlab.records import Phase
+from precisionlab.records import Evidence, Phase, Site
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, Twin
 from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court, marks_of
 from precisionlab.trackers.pairs import grouped
+from precisionlab.trackers.reuse import Reuse
 from precisionlab.trackers.units import power_of
 
 Tensor = torch.Tensor
@@ -38,8 +39,19 @@ class GradientProtocol:
         self.court = court
         self.weights: dict[int, str] = {}
         """Storage of each half parameter that got a gradient -> its name."""
-        self._grads: dict[int, str] = {}
+        self.storages: dict[int, str] = {}
+        """Storage of each gradient -> the name of its parameter."""
+        self.leaves: list[tuple[Tensor, str]] = []
+        """Parameters that the last backward pass left with a gradient, and their names."""
         self._used_at: dict[int, int] = {}
+        self._mixed_at: Site | None = None
+        """Where values with different powers of S were last added up."""
+        self._unit_nodes: set[int] = set()
+        """Nodes of the graph that multiply or divide by S: so do their derivatives."""
+        self._reuse = Reuse(court)
+        self._odd: tuple[float, Site, str] | None = None
+        """A number by which scaled gradients were divided, when it was not the scale in force."""
+        self._scale_before = 1.0
         self._trusted = False
         """Every gradient carried the scale after the last backward pass: no op in between lost sight of it."""
 
@@ -51,7 +63,7 @@ class GradientProtocol:
             self._times(call)
         if self.court.scaled:
             self._powers(call)
-        if self._grads and (info.in_place or name in _CLEANERS):
+        if self.storages and (info.in_place or name in _CLEANERS):
             self._on_gradients(call, name)
 
     def _times(self, call: OpCall) -> None:
@@ -82,10 +94,28 @@ class GradientProtocol:
             self._unscaled(call)
         if call.info.listed and len(outputs) > 1:
             for pair, entries in grouped(call):
-                pair.twin.power = power_of(call, pair, entries, self.court.scale)
+                self._power(call, pair, entries)
             return
         for pair in outputs:
-            pair.twin.power = power_of(call, pair, call.inputs, self.court.scale)
+            self._power(call, pair, call.inputs)
+
+    def _power(self, call: OpCall, pair: Pair, inputs: list[Pair]) -> None:
+        factor = call.info.stem in _FACTORS and len(inputs) == 1
+        power = power_of(call, pair, inputs, self.court.scale if not factor or self._is_unit(call, pair, inputs[0]) else 1.0)
+        if factor and power != inputs[0].twin.power and torch.is_grad_enabled() and not call.backward:
+            self._unit_nodes.add(torch.autograd._get_sequence_nr() - 1)
+        if math.isnan(power) and not any(math.isnan(p.twin.power) for p in inputs):
+            self._mixed_at = self.court.log.site(call.module, call.info.name, call.phase, call.place)
+        pair.twin.power = power
+
+    def _is_unit(self, call: OpCall, pair: Pair, operand: Pair) -> bool:
+        """Whether a number that equals S may be the loss scale: on losses and gradients, not inside a network or its derivative."""
+        if pair.lo.numel() == 1:
+            return True
+        if call.backward:
+            node = torch._C._current_autograd_node()
+            return node is not None and node._sequence_nr() in self._unit_nodes
+        return operand.twin.power != 0.0 or not (torch.is_grad_enabled() and operand.lo.requires_grad)
 
     def _unscaled(self, call: OpCall) -> None:
         """Unscaling must divide by the scale the loss was multiplied with, not by one that ``update`` has changed since."""
@@ -96,7 +126,7 @@ class GradientProtocol:
             marks = pair.twin.marks or {}
             carried = marks.get("scale")
             if carried is not None and pair.twin.power >= 1.0 and abs(carried * inverse - 1.0) > 1e-3:
-                name = self._grads.get(pair.lo.untyped_storage()._cdata, "a parameter")
+                name = self.storages.get(pair.lo.untyped_storage()._cdata, "a parameter")
                 site = self.court.log.site(call.module, "GradScaler.update", call.phase, call.place)
                 reason = f"gradients that carry {carried:g} are divided by {1.0 / inverse:g}"
                 self.court.convict("update-between-optimizers", site, {"scale": carried, "parameter": name}, name, reason)
@@ -105,14 +135,16 @@ class GradientProtocol:
     def _on_gradients(self, call: OpCall, name: str) -> None:
         for pair in call.outputs:
             key = pair.lo.untyped_storage()._cdata
-            parameter = self._grads.get(key)
+            parameter = self.storages.get(key)
             if parameter is None:
                 continue
             twin = pair.twin
             marks = marks_of(twin)
             if call.backward and name == "add":
                 self._accumulated(call, pair, marks, parameter)
-            elif name in _FACTORS and call.info.in_place:
+                continue
+            marks.pop("spent", None)
+            if name in _FACTORS and call.info.in_place:
                 factor = _factor(call, pair)
                 if factor is None:
                     continue
@@ -123,6 +155,7 @@ class GradientProtocol:
                 if self.court.scaled and abs(factor * self.court.scale - 1.0) < 1e-3:
                     marks["unit_site"] = site
                 elif abs(factor - 1.0) > 0.05 or factor < 0:
+                    self._divided_by_another_scale(factor, held, site, parameter)
                     marks["rescaled"] = (factor, site)
                     if self.court.scaled and held >= 1.0:
                         marks["clip_site"] = site
@@ -134,6 +167,29 @@ class GradientProtocol:
                 marks["clip_site"] = marks["clipped_scaled"] = self.court.log.site(call.module, _place_name(call), call.phase, call.place)
             elif name in _CLEANERS and twin.nonfinite is False and "skipped" not in marks and self._was_nonfinite(call):
                 marks["replaced"] = self.court.log.site(call.module, call.info.name, call.phase, call.place)
+
+    def _divided_by_another_scale(self, factor: float, held: float, site: Site, parameter: str) -> None:
+        """Gradients that carry S are divided by the S of the iteration before; that of the next one is known at its backward pass."""
+        court = self.court
+        if not court.scaled or court.with_scaler or held != 1.0 or factor <= 0 or not court.scale > 1.5:
+            return
+        if self._scale_before != court.scale and abs(factor * self._scale_before - 1.0) < 1e-3:
+            self._other_scale(self._scale_before, court.scale, site, parameter)
+        elif self._odd is None:
+            self._odd = (factor, site, parameter)
+
+    def _other_scale(self, divided_by: float, carried: float, site: Site, parameter: str) -> None:
+        reason = f"gradients that carry {carried:g} are divided by {divided_by:g}"
+        evidence: Evidence = {"scale": carried, "divided_by": divided_by, "parameter": parameter}
+        self.court.convict("divided-by-another-scale", site, evidence, parameter, reason)
+
+    def scale_known(self, scale: float) -> None:
+        """A backward pass starts with this loss scale."""
+        odd, before = self._odd, self.court.scale
+        self._odd = None
+        if odd is not None and scale != before and abs(odd[0] * scale - 1.0) < 1e-3:
+            self._other_scale(scale, before, odd[1], odd[2])
+        self._scale_before = before if self.court.scaled else scale
 
     def _bites(self, call: OpCall, pair: Pair) -> bool:
         """Whether a clamp cut many scaled values off at a bound that is tiny beside the scale."""
@@ -150,6 +206,7 @@ class GradientProtocol:
         site = self.court.log.site(call.module, call.info.name, call.phase, call.place)
         if marks.get("skipped"):
             marks["stale"] = site
+        self._reuse.accumulated(marks, site)
         rescaled = marks.get("rescaled")
         if rescaled is not None and abs(rescaled[0]) < 0.9:
             marks["inside"] = rescaled
@@ -161,6 +218,7 @@ class GradientProtocol:
     def before_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """The optimizer is about to use its gradients: they must be unscaled, whole and of one piece."""
         self.court.steps += 1
+        self._unit_nodes.clear()
         total = 0.0
         used: list[tuple[str, Twin]] = []
         negative: tuple[str, Twin] | None = None
@@ -198,8 +256,20 @@ class GradientProtocol:
                 f"the optimizer uses gradients that are still {self.court.scale:g} times too large",
             )
 
+        mixed = next(((name, twin) for name, twin in used if math.isnan(twin.power)), None)
+        if mixed is not None and (self.court.with_scaler or "unit_site" in marks_of(mixed[1])):
+            self._added_up(mixed[0], mixed[1])
+        self._reuse.before_step(optimizer, used)
         for name, twin in used:
             self._marked(name, twin)
+
+    def _added_up(self, name: str, twin: Twin) -> None:
+        """Something without the scale was added to gradients that carry it."""
+        if "mixed" in marks_of(twin):
+            return  # by the accumulation: told there
+        site = self._mixed_at or self.court.here("optimizer.step", "", Phase.OPTIMIZER)
+        reason = f"part of the gradient of {name} carries the scale {self.court.scale:g} and part does not"
+        self.court.convict("mixed-scales", site, {"scale": self.court.scale, "parameter": name}, name, reason)
 
     def _stepped_twice(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """Two steps of one optimizer on the same gradients: ``optimizer.step()`` after ``scaler.step(optimizer)``."""
@@ -252,6 +322,7 @@ class GradientProtocol:
         grads: dict[int, str] = {}
         weights: dict[int, str] = {}
         powers: list[float] = []
+        leaves: list[tuple[Tensor, str]] = []
         for ref, name in list(self.court.parameters.names()):
             p = ref()
             grad = p.grad if p is not None else None
@@ -259,11 +330,13 @@ class GradientProtocol:
                 continue
             key = grad.untyped_storage()._cdata
             grads[key] = name
+            if p is not None:
+                leaves.append((p, name))
             if p is not None and UNIT_ROUNDOFF.get(p.dtype, 0.0) > 2.0**-24:
                 weights[p.untyped_storage()._cdata] = name
             twin = self.court.memory.get(grad)
             power = twin.power if twin is not None else 0.0
-            if power or key not in self._grads:  # gradients that this pass left alone (masters, other networks) do not count
+            if power or key not in self.storages:  # gradients that this pass left alone (masters, other networks) do not count
                 powers.append(power)
             if twin is not None and self.court.scaled:
                 marks = marks_of(twin)
@@ -271,7 +344,8 @@ class GradientProtocol:
                 if self.court.with_scaler:
                     marks["scale"] = self.court.scale
         self._trusted = self.court.scaled and bool(powers) and min(powers) >= 1.0
-        self._grads = grads
+        self.storages = grads
+        self.leaves = leaves
         self.weights = weights
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from precisionlab.records import Phase, SinkKind, Site
-from precisionlab.shadow.memory import ShadowMemory, Twin
+from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory, Twin
 from precisionlab.shadow.mode import OpCall
 from precisionlab.shadow.sites import Locator
 from precisionlab.thresholds import Thresholds
@@ -21,9 +21,12 @@ from precisionlab.trackers.copies import Copies
 from precisionlab.trackers.court import Court
 from precisionlab.trackers.gradients import GradientProtocol
 from precisionlab.trackers.hand_scale import HandScale
+from precisionlab.trackers.handmade import Handmade, leaves_of
 from precisionlab.trackers.log import RunLog
+from precisionlab.trackers.norms import Norms
 from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.patches import Patches
+from precisionlab.trackers.recompute import Recompute
 from precisionlab.trackers.scale_history import ScaleHistory
 from precisionlab.trackers.scaler import Scaler
 from precisionlab.trackers.schedule import Schedule
@@ -47,6 +50,9 @@ class Protocol:
         self.copies = Copies(self.court)
         self._schedule = Schedule(self.court)
         self._constants = Constants(self.court)
+        self._norms = Norms(self.court)
+        self.recompute = Recompute(self.court)
+        self.handmade = Handmade(self.court)
         self._patches = Patches()
 
     def scale_summary(self) -> dict[str, Any] | None:
@@ -70,10 +76,12 @@ class Protocol:
 
         wrap = self._patches.wrap
         wrap(torch.autograd, "backward", self._backward)
+        wrap(torch.autograd, "grad", self._grad)
+        wrap(torch.Tensor, "tolist", self._leaves)
         wrap(torch, "tensor", self._constants.tensor)
         wrap(GradScaler, "scale", self.scaler.scale)
         wrap(GradScaler, "unscale_", self.scaler.unscale)
-        wrap(GradScaler, "step", self.scaler.step)
+        wrap(GradScaler, "step", self._scaler_step)
         wrap(GradScaler, "update", self.scaler.update)
         wrap(GradScaler, "load_state_dict", self.scaler.load_state)
         wrap(LRScheduler, "step", self._schedule.step)
@@ -84,14 +92,19 @@ class Protocol:
 
     def op(self, call: OpCall) -> None:
         """One shadowed op with floating results."""
+        if self.handmade.open:
+            self.handmade.forward(call)
         self.gradients.op(call)
         self.copies.op(call, call.info.stem)
+        self._norms.op(call, self.gradients.storages)
+        self.recompute.op(call)
 
     def _scaled_by_hand(self, twin: Twin, site: Site) -> None:
         """A number multiplied onto the loss right before backward is a loss scale."""
         court = self.court
         marks = twin.marks or {}
         if "times" in marks:
+            self.gradients.scale_known(marks["times"])
             self._hand_scale.before_backward(marks["times"], site)
             court.scale, court.scaled, twin.power = marks["times"], True, 1.0
             if "factor" in marks:
@@ -112,6 +125,27 @@ class Protocol:
     def before_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """The optimizer is about to use its gradients."""
         self.gradients.before_step(optimizer, params)
+        self.recompute.forget()
+
+    def _scaler_step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self.court.steps
+        out = self.scaler.step(original, scaler, optimizer, *args, **kwargs)
+        if scaler.is_enabled():
+            self._schedule.iteration(optimizer, taken=self.court.steps != before)
+        return out
+
+    def _leaves(self, original: Any, tensor: Tensor) -> Any:
+        """``Tensor.tolist`` copies without an op that could be seen."""
+        if tensor.dtype in UNIT_ROUNDOFF and not tensor.is_complex():
+            with torch.no_grad(), torch._C._DisableTorchDispatch():
+                self.sinks.value(SinkKind.ITEM, "item", tensor, self.court.here("tolist", "", Phase.FORWARD))
+        return original(tensor)
+
+    def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """``torch.autograd.grad``: its leaves may be stepped by hand."""
+        self.court.backwards += 1
+        self.handmade.learn((t, self.court.parameters.name_of(t, name)) for t, name in leaves_of(inputs))
+        return original(outputs, inputs, *args, **kwargs)
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         court = self.court
@@ -129,6 +163,7 @@ class Protocol:
                 self._loss(root, twin)
         out = original(tensors, *args, **kwargs)
         self.gradients.note()
+        self.handmade.learn(self.gradients.leaves)
         if court.scaled and not court.with_scaler:
             with torch.no_grad(), torch._C._DisableTorchDispatch():
                 self._hand_scale.after_backward()
