@@ -18,6 +18,7 @@ from typing import Any
 from precisionlab.checks.base import Check, Fault, check_for
 from precisionlab.records import EventKind, EventRecord, Phase, RunRecord, SinkKind, SinkRecord, Verdict
 from precisionlab.report.model import Column, Finding, OpVerdict, Report
+from precisionlab.report.scale_advice import with_scale
 from precisionlab.thresholds import Thresholds
 
 _RANK = {
@@ -68,7 +69,7 @@ def judge(record: RunRecord, thresholds: Thresholds) -> Report:
     near = _near_overflow(record, thresholds)
     if near is not None and not any(f.event is not None and f.event.kind is EventKind.OVERFLOW for f in faults):
         faults.append(near)
-    findings = [f for f in (_finding(fault) for fault in faults) if f is not None]
+    findings = [with_scale(f, record.scaler) for f in (_finding(fault) for fault in faults) if f is not None]
     findings.sort(key=lambda f: (-f.verdict.severity, f.first_step, f.code, f.module, f.op, f.source))
     reported = {(f.module, f.op, f.source) for f in findings}
     ops = [_op_verdict(op, findings, thresholds) for op in record.ops]

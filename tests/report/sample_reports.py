@@ -39,14 +39,73 @@ def make_op(position: int, verdict: Verdict, drift_u: float, source: str = "gpt.
     )
 
 
+def make_scaler(**changes: object) -> dict[str, object]:
+    """A GradScaler that skipped its first iteration, in a window of 2^3 to 2^15."""
+    window = {
+        "format": "fp16",
+        "largest_gradient": 1.5,
+        "lower_log2": 3,
+        "lower_normal_log2": 14,
+        "upper_log2": 15,
+        "binades": 13,
+        "scale_log2": 15.0,
+        "headroom_binades": 0.0,
+        "flushed_share": 0.02,
+        "flushed_energy_share": 0.0,
+        "tolerated_energy_share": 2.0**-11,
+        "advised_log2": 13,
+        "advised_flushed_share": 0.03,
+        "advised_flushed_energy_share": 0.0002,
+        "upper_flushed_energy_share": 0.0,
+        "exponents": [[-20, 0.25, 0.0], [0, 0.75, 1.0]],
+        "results": 40,
+    }
+    window.update({key: changes.pop(key) for key in list(changes) if key in window})
+    values: dict[str, object] = dict(
+        kind="GradScaler",
+        scale=32768.0,
+        skips=1,
+        growth_interval=2000,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        clean_steps=1,
+        next={"steps": 1999, "scale": 65536.0, "fits": False},
+        timeline=[
+            {"step": 0, "scale": 65536.0, "skipped": True, "next_scale": 32768.0},
+            {"step": 0, "scale": 32768.0, "skipped": False, "next_scale": 32768.0},
+        ],
+        window=window,
+    )
+    return {**values, **changes}
+
+
 def make_record(**changes: object) -> RunRecord:
     values: dict[str, object] = dict(
         ops=[OpRecord(Site("m", "aten.pow", Phase.FORWARD, "gpt.py:41"), Plan("fp16", "fp32", "fp32"), "pointwise")],
         parameters=[
-            ParameterRecord("head.weight", (256, 64), "fp16", True, steps=2, gradient_norm=0.123456789, state={"b": 1, "a": math.inf})
+            ParameterRecord("head.weight", (256, 64), "fp16", True, steps=2, gradient_norm=0.123456789, state={"b": 1, "a": math.inf}),
+            ParameterRecord(
+                "embed.weight", (256, 64), "fp16", True, steps=1, gradient_norm=2.5, gradient_efficiency=1.0, flushed_share=0.0
+            ),
+            ParameterRecord(
+                "blocks.0.norm1.weight",
+                (64,),
+                "fp16",
+                True,
+                steps=1,
+                gradient_norm=3e-5,
+                gradient_cosine=0.75,
+                gradient_efficiency=0.5,
+                flushed_share=0.25,
+                update_efficiency=0.012,
+                swamped_share=0.96,
+            ),
         ],
-        steps=[StepRecord(0, ops=160, loss=math.inf, loss_hi=2.5, skipped=True, scale=65536.0)],
-        scaler={"scale": 65536.0, "growth_interval": 2000},
+        steps=[
+            StepRecord(0, ops=160, loss=math.inf, loss_hi=2.5, skipped=True, scale=65536.0),
+            StepRecord(0, ops=160, loss=2.4140625, loss_hi=2.4143, gradient_norm=1.25, scale=32768.0),
+        ],
+        scaler=make_scaler(),
         coverage=Coverage(
             ops=320,
             shadowed=317,

@@ -15,7 +15,7 @@ from precisionlab.report.to_json import number, plain, report_to_dict, report_to
 
 SCHEMA_FILE = Path(precisionlab.report.__file__).with_name("schema.json")
 SCHEMA = json.loads(SCHEMA_FILE.read_text())
-FROZEN = "a9e446400c6175758007ae7b25cbaf02b1048d65bc94c0e402a47a2231c8ecdf"
+FROZEN = "7f49d452ec4ce2e3c7f9ab34cf1c4c20f4c1dee13b7356c15c6f65591a614b0e"
 
 
 @pytest.mark.parametrize("which", ["broken", "safe", "cut_short"])
