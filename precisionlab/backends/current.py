@@ -10,6 +10,7 @@ from precisionlab.backends.cases import DTYPES, all_cases
 from precisionlab.backends.probe import hardware, probe
 from precisionlab.backends.profile import Entry, Origin, Profile, SizeClass
 from precisionlab.backends.store import load_profile, shipped_names
+from precisionlab.formats.catalogue import get_format
 
 SHIPPED_CPU = "cpu"
 """The CPU that was probed for the package."""
@@ -21,27 +22,21 @@ class LiveProfile:
     def __init__(self, device: str = "cpu") -> None:
         self.name, self.device, self.torch, self.origin = f"this {device}", device, torch.__version__, Origin.PROBED
         self._ops = {case.op for case in all_cases()}
-        self._dtypes = {_name(dtype): dtype for dtype in DTYPES}
+        self._dtypes = {get_format(dtype).name: dtype for dtype in DTYPES}
         self._known: dict[tuple[str, str], Profile] = {}
 
-    def accumulation_of(self, op: str, dtype: str, length: int = 0) -> Entry | None:
+    def accumulation_of(self, op: str, dtype: str, length: int | None = None, case: str | None = None) -> Entry | None:
         """See ``Profile.accumulation_of``; every class of lengths gets what was found for the short one."""
         op = op.rstrip("_")
         if op not in self._ops or dtype not in self._dtypes:
             return None
         if (op, dtype) not in self._known:
             self._known[op, dtype] = probe([op], [self._dtypes[dtype]], self.device, [SizeClass.SHORT])
-        return self._known[op, dtype].accumulation_of(op, dtype, length)
+        return self._known[op, dtype].accumulation_of(op, dtype, length, case)
 
     def mismatch(self, torch_version: str) -> str | None:
         """Never: it is this machine under this torch."""
         return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    from precisionlab.formats.catalogue import get_format
-
-    return get_format(dtype).name
 
 
 @functools.cache

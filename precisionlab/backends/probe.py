@@ -127,7 +127,7 @@ def _by_masks(case: Case, sums: Sums, size_class: SizeClass, length: int, storag
     }
     if found is not None:
         evidence |= _additions_evidence(found)
-    order = order_of(tree)
+    order = order_of(tree, sampled=not whole)
     return Entry(
         case.op,
         storage.name,
@@ -181,12 +181,15 @@ def sample_positions(length: int, masks: Masks) -> list[int]:
     return [start + i for start in range(0, length, length // groups) for i in range(_GROUP)]
 
 
-def order_of(tree: Tree) -> Order:
-    """Sequential where every addition takes one more term; pairwise up to twice the height of a balanced tree; else blocked."""
-    steps = tree.widest() - 1
-    if tree.height * steps >= tree.leaves - 1 and tree.longest_run() >= tree.leaves - 1:
+def order_of(tree: Tree, sampled: bool = False) -> Order:
+    """Sequential where every addition takes one more term; pairwise up to twice the height of a balanced tree; else blocked.
+
+    The tree over a sample of the terms is lower than the whole: to count as pairwise it must be balanced itself.
+    """
+    if tree.longest_run() == tree.leaves:
         return Order.SEQUENTIAL
-    return Order.PAIRWISE if tree.height <= 2 * max((tree.leaves - 1).bit_length(), 1) else Order.BLOCKED
+    balanced = max((tree.leaves - 1).bit_length(), 1)
+    return Order.PAIRWISE if tree.height <= (balanced + 1 if sampled else 2 * balanced) else Order.BLOCKED
 
 
 def hardware(device: str = "cpu") -> str:

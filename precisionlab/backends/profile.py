@@ -130,19 +130,23 @@ class Profile:
     flags: tuple[FlagEffect, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def accumulation_of(self, op: str, dtype: str, length: int = 0) -> Entry | None:
+    def accumulation_of(self, op: str, dtype: str, length: int | None = None, case: str | None = None) -> Entry | None:
         """The entry for sums of ``length`` terms by ``op`` (``aten.sum``; in-place forms are the same) in ``dtype`` (``bf16``).
 
-        Where the op makes several sums (gradients of weight and bias), the one with the narrowest accumulator. Where the class of
-        ``length`` was not measured, the nearest one that was. None where the profile does not know the op in that dtype.
+        ``case`` says which sum is meant where the op makes several (gradients of weight and bias). Where that, or the length, is not
+        known, the one with the narrowest accumulator; where the class of ``length`` was not measured, the nearest that was. None where
+        the profile does not know the op in that dtype.
         """
         known = self._index().get((op.rstrip("_"), dtype))
         if not known:
             return None
-        wanted = _CLASSES.index(SizeClass.of(length))
-        distance = min(abs(_CLASSES.index(entry.size_class) - wanted) for entry in known)
-        nearest = [entry for entry in known if abs(_CLASSES.index(entry.size_class) - wanted) == distance]
-        return min(nearest, key=lambda entry: entry.bits)
+        if case is not None:
+            known = [entry for entry in known if entry.case == case] or known
+        if length is not None:
+            wanted = _CLASSES.index(SizeClass.of(length))
+            distances = [abs(_CLASSES.index(entry.size_class) - wanted) for entry in known]
+            known = [entry for entry, distance in zip(known, distances, strict=True) if distance == min(distances)]
+        return min(known, key=lambda entry: entry.bits)
 
     def _index(self) -> dict[tuple[str, str], list[Entry]]:
         found: dict[tuple[str, str], list[Entry]] | None = self.__dict__.get("_by_op")

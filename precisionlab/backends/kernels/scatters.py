@@ -19,6 +19,12 @@ def index_add_rows(x: Tensor) -> Tensor:
     return aten.index_add(x.new_zeros(1, x.shape[0]), 0, _zeros(x.shape[1], x), x.t().contiguous())[0]
 
 
+@case("aten.index_add", "scaled rows")
+def index_add_scaled(x: Tensor) -> Tensor:
+    """With alpha = -1 and the terms negated: a factor takes another path, which adds row by row."""
+    return aten.index_add(x.new_zeros(1, x.shape[0]), 0, _zeros(x.shape[1], x), -x.t().contiguous(), alpha=-1)[0]
+
+
 @case("aten.index_add", "elements", rows=1)
 def index_add_elements(x: Tensor) -> Tensor:
     return aten.index_add(x.new_zeros(1), 0, _zeros(x.shape[1], x), x[0])
