@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +16,10 @@ import typer
 from precisionlab.cli.audit import _FAILING, DEFAULT_WIDTH, MAX_WIDTH, MIN_WIDTH, _check_output
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.config import nearest_table
-from precisionlab.cli.guard import guarded, say
+from precisionlab.cli.guard import guarded, internal_error, say
 from precisionlab.cli.options import AuditOptions, FailOn, OutputFormat, Preset, Resync, merged, parse_assignments
+from precisionlab.cli.ranks import Rank, this_rank
+from precisionlab.cli.termination import ReportOnTermination, termination_ignored
 from precisionlab.errors import SettingsError
 from precisionlab.records import Verdict
 from precisionlab.report.model import Report
@@ -61,7 +64,8 @@ def run(
 ) -> None:
     """Run a training script as it is and say what breaks in it, where, why, and what to change.
 
-    The report comes at the end, on Ctrl-C and after a crash too, on stderr or in FILE; stdout is the script's alone.
+    The report comes at the end, on Ctrl-C, SIGTERM and after a crash too, on stderr or in FILE; stdout is the script's alone. Under
+    torchrun every rank writes one (report.rank0.json for -o report.json, else precisionlab-train.rank0.json), and only rank 0 prints.
 
     Exit codes: the script's own when it is not 0; else 0 nothing found, 1 findings, 2 wrong use, 3 the answer cannot be trusted.
     """
@@ -69,7 +73,8 @@ def run(
     with guarded(debug):
         schedule = parse_steps(steps, every)
         options = _resolve(script, module, given, set_ or [])
-        job = _Job(options, schedule, _target(output, options, force), quiet)
+        rank = this_rank()
+        job = _Job(options, schedule, _target(output, options, force, _stem(script, module), rank), quiet, rank, output is None)
         code = _run(job, script, tuple(arguments or ()), module)
     raise typer.Exit(code)
 
@@ -91,8 +96,18 @@ def _resolve(script: str, module: bool, given: dict[str, Any], assignments: list
     return options if given["format"] is not None else replace(options, format=None)
 
 
-def _target(output: Path | None, options: AuditOptions, force: bool) -> Path | None:
+def _stem(script: str, module: bool) -> str:
+    """What a script is called in the name of a report: ``train`` for ``train.py`` and for ``-m package.train``."""
+    return script.rpartition(".")[2] if module else Path(script).resolve().stem
+
+
+def _target(output: Path | None, options: AuditOptions, force: bool, stem: str, rank: Rank | None) -> Path | None:
     """Before the script runs: it may take hours, and change the working directory."""
+    if rank is not None:
+        # the name that nobody chose is replaced without asking, as a log is
+        target = rank.own(output if output is not None else Path(f"precisionlab-{stem}.json"))
+        _check_output(target, force or output is None)
+        return target.resolve()
     _check_output(output, force)
     if output is None and options.format is OutputFormat.JSON:
         raise SettingsError("--format json needs a file: stdout and stderr are the script's", hint="-o report.json")
@@ -102,22 +117,28 @@ def _target(output: Path | None, options: AuditOptions, force: bool) -> Path | N
 class _Job:
     """One audited run in the process that started it; forked children of the script are not concerned."""
 
-    def __init__(self, options: AuditOptions, schedule: Schedule, output: Path | None, quiet: bool) -> None:
+    def __init__(
+        self, options: AuditOptions, schedule: Schedule, output: Path | None, quiet: bool, rank: Rank | None = None, prints: bool = True
+    ) -> None:
         self.options = options
         self.schedule = schedule
         self.output = output
         self.quiet = quiet
+        self.rank = rank
+        self.prints = prints and (rank is None or rank.number == 0)
+        """Whether the table goes to stderr."""
+        self.speaks = rank is None or rank.number == 0
         self._pid = os.getpid()
         self._done = False
 
     def run(self, script: Script) -> int:
         """Run the script to its end, write the report, and return the exit code."""
         words = self.schedule.words()
-        if not self.quiet:
+        if not self.quiet and self.speaks:
             how = "every op of every step" if words == "all" else f"every op of the observed steps ({words})"
             say(
                 f"precisionlab: running {script.name} with {how} done a second time in fp64 (several times slower); "
-                f"the report will be {f'in {self.output}' if self.output else 'on stderr at the end'}"
+                f"the report will be {' and '.join(self._where())}"
             )
         from precisionlab.session import audit
 
@@ -126,20 +147,40 @@ class _Job:
         real_exit = os._exit
         os._exit = self._on_exit(real_exit, watcher, script)  # type: ignore[assignment]
         try:
-            watcher.start()
-            ending = execute(script, main)
+            with ReportOnTermination(lambda: self._terminated(watcher, script)):
+                watcher.start()
+                ending = execute(script, main)
         finally:
             os._exit = real_exit
         if os.getpid() != self._pid:  # a forked child that came out of the script: nothing of this is its business
             return ending.code
-        return int(self.finish(watcher, script, ending))
+        with termination_ignored():
+            return int(self.finish(watcher, script, ending))
+
+    def _where(self) -> list[str]:
+        file = [f"in {self.output}"] if self.output else []
+        return [*file, *(["on stderr at the end"] if self.prints else [])]
+
+    def _terminated(self, watcher: Audit, script: Script) -> None:
+        if self._done:
+            return
+        try:
+            self._say(f"precisionlab: {script.name} is ended by SIGTERM; the report covers what ran")
+            self.finish(watcher, script, Ending(128 + signal.SIGTERM, signal="SIGTERM"))
+        except Exception as error:
+            say(internal_error(error))
+
+    def _say(self, text: str) -> None:
+        """One line on stderr, from the first rank alone."""
+        if self.speaks:
+            say(text)
 
     def _on_exit(self, real: Callable[[int], Any], watcher: Audit, script: Script) -> Callable[[int], Any]:
         def leave(status: int) -> NoReturn:
             """``os._exit``, with the report written before."""
             try:
                 if os.getpid() == self._pid and not self._done:
-                    say(f"precisionlab: {script.name} called os._exit({status})")
+                    self._say(f"precisionlab: {script.name} called os._exit({status})")
                     self.finish(watcher, script, Ending(status & 0xFF))
             finally:
                 real(status)
@@ -152,20 +193,23 @@ class _Job:
         self._done = True
         report = _close(watcher, ending)
         report.record.settings["command"] = self.command(script)
+        if self.rank is not None:
+            report.record.settings["rank"] = f"{self.rank.number} of {self.rank.count}"
         _flush(sys.stdout)
         self._write(report)
         if ending.interrupted:
-            say("precisionlab: interrupted; the report covers what ran")
+            self._say("precisionlab: interrupted; the report covers what ran")
             return ExitCode.INTERRUPTED
         judged = self._judge(report, watcher)
         return ending.code or judged
 
     def _write(self, report: Report) -> None:
-        wanted = self.options.format or (OutputFormat.JSON if self.output and self.output.suffix == ".json" else OutputFormat.TABLE)
-        if self.output is None:
+        if self.prints:
             sys.stderr.write(_table(report, self.options.all))
             sys.stderr.flush()
+        if self.output is None:
             return
+        wanted = self.options.format or (OutputFormat.JSON if self.output.suffix == ".json" else OutputFormat.TABLE)
         if wanted is OutputFormat.JSON:
             from precisionlab.report.to_json import report_to_json
 
@@ -177,23 +221,25 @@ class _Job:
         try:
             self.output.write_text(text, encoding="utf-8")
         except OSError as error:
-            sys.stderr.write(_table(report, self.options.all))
+            if not self.prints:
+                sys.stderr.write(_table(report, self.options.all))
             raise SettingsError(f"{self.output} cannot be written: {error.strerror}; the report is above", hint="another path") from None
-        say(f"precisionlab: {str(report.verdict).upper()}: the report is in {self.output}")
+        beside = f", those of the other {self.rank.count - 1} ranks beside it" if self.rank is not None else ""
+        self._say(f"precisionlab: {str(report.verdict).upper()}: the report is in {self.output}{beside}")
 
     def _judge(self, report: Report, watcher: Audit) -> ExitCode:
         record, coverage = report.record, report.record.coverage
         if coverage.shadowed == 0:
-            say(f"precisionlab: not trustworthy: {self._nothing_seen(report, watcher)}")
+            self._say(f"precisionlab: not trustworthy: {self._nothing_seen(report, watcher)}")
             return ExitCode.UNTRUSTWORTHY
         if coverage.share < self.options.min_coverage:
-            say(
+            self._say(
                 f"precisionlab: not trustworthy: {coverage.share:.1%} of the ops were shadowed, less than --min-coverage"
                 f" {self.options.min_coverage:g}; --all lists the others, and why"
             )
             return ExitCode.UNTRUSTWORTHY
         if report.verdict is Verdict.UNKNOWN and record.error is None:
-            say("precisionlab: not trustworthy: the audit cannot answer; the notes of the report say why")
+            self._say("precisionlab: not trustworthy: the audit cannot answer; the notes of the report say why")
             return ExitCode.UNTRUSTWORTHY
         return ExitCode.FINDINGS if report.verdict in _FAILING[self.options.fail_on] else ExitCode.NOTHING_FOUND
 
@@ -227,6 +273,8 @@ def _close(watcher: Audit, ending: Ending) -> Report:
         watcher.__exit__(type(error) if error is not None else None, error, None)
     report = watcher.report
     record = report.record
+    if ending.signal:
+        report.notes.append(f"{ending.signal} ended the script after {record.optimizer_steps} optimizer steps")
     if ending.error is None and record.coverage.shadowed and not record.optimizer_steps and not record.skipped_steps:
         report.notes.append("no optimizer stepped in the script's main thread: no weight update was judged")
     return report

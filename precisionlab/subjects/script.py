@@ -41,10 +41,11 @@ class Script:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the program ended: by itself (``code`` 0, no ``error``), by ``SystemExit``, or by an exception."""
+    """How the program ended: by itself (``code`` 0, no ``error``), by ``SystemExit``, by an exception, or by a signal."""
 
     code: int
     error: BaseException | None = None
+    signal: str = ""
 
     @property
     def interrupted(self) -> bool:

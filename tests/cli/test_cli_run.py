@@ -18,7 +18,7 @@ from precisionlab.cli.app import app
 
 RUN_FLAGS = {
     "--all", "--debug", "--every", "--fail-on", "--force", "--format", "--min-coverage", "--module", "--output", "--preset", "--quiet",
-    "--resync", "--set", "--steps", "-f", "-m", "-o", "-q",
+    "--resync", "--set", "--steps", "--target", "-f", "-m", "-o", "-q",
 }  # fmt: skip
 
 DIGITS = """
@@ -89,16 +89,16 @@ def test_flags_of_run_are_frozen() -> None:
 def test_training_script_is_bit_identical_and_its_stdout_undisturbed(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     script(tmp_path, DIGITS)
-    plain = python("train.py", "--workers", "1", folder=tmp_path)
-    audited = run("train.py", "--workers", "1", folder=tmp_path)
+    plain = python("train.py", "--workers", "2", folder=tmp_path)
+    audited = run("train.py", "--workers", "2", folder=tmp_path)
     assert plain.returncode == 0 and audited.returncode == 0, audited.stderr
     assert audited.stdout == plain.stdout
     assert "SAFE" in audited.stderr and "coverage" in audited.stderr and "internal error" not in audited.stderr
-    chosen = run("--steps", "2:4", "-o", "report.json", "-m", "train", "--workers", "1", folder=tmp_path)
+    chosen = run("--steps", "2:4", "-o", "report.json", "-m", "train", "--workers", "2", folder=tmp_path)
     assert chosen.stdout == plain.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     assert [step["index"] for step in report["steps"]] == [2, 3] and report["optimizer_steps"] == 6
-    assert report["settings"]["command"] == "precisionlab run --steps 2:4 -m train --workers 1"
+    assert report["settings"]["command"] == "precisionlab run --steps 2:4 -m train --workers 2"
 
 
 @pytest.mark.slow
@@ -252,3 +252,115 @@ def test_forks_spawns_threads_many_optimizers_and_swallowed_errors_end_in_one_re
     done = run("train.py", folder=tmp_path)
     assert done.stdout == plain.stdout and done.returncode == 0, done.stderr
     assert done.stderr.count("coverage") == 1 and "1 other threads" in done.stderr
+
+
+SLEEPS = """
+import os, signal, sys, time
+print("half done", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_sigterm_writes_the_report_and_still_ends_the_process(tmp_path: Path) -> None:
+    script(tmp_path, HALF + SLEEPS)
+    done = run("-o", "report.json", "train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "half done\n")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["findings"][0]["code"] == "PL101" and "SIGTERM ended the script after 0 optimizer steps" in report["notes"]
+    assert "is ended by SIGTERM" in done.stderr and "internal error" not in done.stderr
+
+
+@pytest.mark.slow
+def test_script_that_handles_sigterm_itself_goes_on(tmp_path: Path) -> None:
+    script(tmp_path, HALF + "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: print('saved'))\n" + SLEEPS.replace("60", "0"))
+    done = run("train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "half done\nsaved\n")
+    assert "BROKEN PL101" in done.stderr and "SIGTERM" not in done.stderr
+
+
+@pytest.mark.slow
+def test_forked_child_dies_of_sigterm_without_a_report(tmp_path: Path) -> None:
+    text = (
+        HALF
+        + """
+import os, signal, time
+child = os.fork()
+if child == 0:
+    time.sleep(20)
+    os._exit(0)
+os.kill(child, signal.SIGTERM)
+print(os.WTERMSIG(os.waitpid(child, 0)[1]))
+"""
+    )
+    script(tmp_path, text)
+    done = run("train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, f"{int(signal.SIGTERM)}\n")
+    assert done.stderr.count("coverage") == 1
+
+
+@pytest.mark.slow
+def test_script_that_never_steps_is_judged_and_the_missing_step_is_said(tmp_path: Path) -> None:
+    text = """
+        import torch
+        net = torch.nn.Linear(4, 4).bfloat16()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4).bfloat16()).float().sum().backward()
+    """
+    script(tmp_path, text)
+    done = run("train.py", folder=tmp_path)
+    assert done.returncode == 0 and "SAFE" in done.stderr
+    assert "no optimizer stepped" in " ".join(done.stderr.split())
+
+
+RANKS = """
+    import torch, torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
+    for step in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+    with open(f"weights{rank}", "w") as file:
+        print([p.sum().item().hex() for p in net.parameters()], file=file)
+    if rank == 1:
+        y = torch.full((4,), 300.0).half() ** 2
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_every_rank_under_torchrun_writes_its_report_and_only_the_first_prints(tmp_path: Path) -> None:
+    script(tmp_path, RANKS)
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    plain = python(*launch, "train.py", folder=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    weights = [(tmp_path / f"weights{rank}").read_text() for rank in (0, 1)]
+    done = python(*launch, "-m", "precisionlab", "run", "--fail-on", "never", "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"weights{rank}").read_text() for rank in (0, 1)] == weights
+    reports = [json.loads((tmp_path / f"precisionlab-train.rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert [r["settings"]["rank"] for r in reports] == ["0 of 2", "1 of 2"]
+    assert [r["verdict"] for r in reports] == ["safe", "broken"] and all(r["optimizer_steps"] == 3 for r in reports)
+    assert done.stderr.count("coverage  ") == 1 and done.stderr.count("precisionlab: running") == 1 and "PL101" not in done.stderr
+
+
+@pytest.mark.slow
+def test_rank_that_fails_first_does_not_cost_the_others_their_report(tmp_path: Path) -> None:
+    script(tmp_path, RANKS.replace("rank == 1", "True").replace("dist.destroy", "import time; time.sleep(2 * rank)\n    dist.destroy"))
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "precisionlab", "run", "-o", "report.json")
+    done = python(*launch, "train.py", folder=tmp_path)
+    assert done.returncode != 0
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"report.rank{rank}.json").read_text())["verdict"] == "broken"
