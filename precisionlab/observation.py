@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import precisionlab.ops.catalogue  # noqa: F401  registers every op rule
+from precisionlab.backends.live import target_profile
 from precisionlab.errors import SettingsError
 from precisionlab.guarding import Guard, GuardedMode, GuardedModules, GuardedPatches
 from precisionlab.records import Coverage, Phase, RunRecord, StepRecord, Verdict
@@ -28,6 +29,7 @@ from precisionlab.trackers.events import EventRules, keeps_before
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.optimizer_state import OptimizerState
 from precisionlab.trackers.parameters import Parameters
+from precisionlab.trackers.plans import Plans, notes_on
 from precisionlab.trackers.protocol import Protocol
 from precisionlab.trackers.sinks import Sinks, live_tensors
 
@@ -45,8 +47,11 @@ class Observation:
         self._schedule = schedule_of(settings.pop("steps", None))
         kernels = _choice("kernels", settings.pop("kernels", "native"), ("native", "fast"))
         max_bytes = settings.pop("max_shadow_bytes", None)
+        target = target_profile(settings.pop("target", None))
         self.thresholds = Thresholds.from_settings(settings)
         self._settings = {"preset": self.preset, "resync": self.resync, "kernels": kernels, "max_shadow_bytes": max_bytes, **settings}
+        if target is not None:
+            self._settings["target"] = target.name
         if self._schedule is not ALL:
             self._settings["observed_steps"] = self._schedule.words()
         self._model = model
@@ -67,7 +72,8 @@ class Observation:
         self._state = OptimizerState(self._log, self.memory, self._parameters, self.thresholds)
         self._chains = Chains(self._log, self.memory, self.thresholds)
         self._protocol.handmade.on_step = self._hand_step
-        self._rules = EventRules(self._log, self.thresholds, local=self.preset != "quick", exhaustive=self.preset == "full")
+        plans = Plans(target, fast=kernels == "fast")
+        self._rules = EventRules(self._log, self.thresholds, plans, local=self.preset != "quick", exhaustive=self.preset == "full")
         self._mode = GuardedMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         self._mode.guard = self._guard
         if kernels == "fast":
@@ -81,7 +87,7 @@ class Observation:
         self.unobserved_steps = 0
         self._module_outputs = 0
         self._before: dict[int, Any] = {}
-        self._notes: list[str] = []
+        self._notes: list[str] = notes_on(target) if target is not None else []
         self._error: str | None = None
         self._active = False
         self._observing = False

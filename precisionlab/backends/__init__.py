@@ -13,7 +13,7 @@ from precisionlab.backends.profile import Entry, FlagEffect, Order, Origin, Prof
 from precisionlab.backends.store import ProfileError, dumps, load_profile, loads, shipped_names
 
 if TYPE_CHECKING:
-    from precisionlab.backends.current import LiveProfile
+    from precisionlab.backends.live import LiveProfile
 
 __all__ = [
     "Entry",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def current() -> Profile | LiveProfile:
-    """The profile of the CPU at hand. Imports torch; see ``backends.current``."""
-    from precisionlab.backends.current import current as found
+    """The profile of the CPU at hand. Imports torch; see ``backends.live``."""
+    from precisionlab.backends.live import current as found
 
     return found()

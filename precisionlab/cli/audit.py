@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from precisionlab.backends.store import load_profile
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.config import nearest_table
 from precisionlab.cli.guard import guarded, say
@@ -56,6 +57,10 @@ def audit(
     ] = None,
     preset: Annotated[Preset | None, typer.Option(help="how much is measured", show_default="standard")] = None,
     resync: Annotated[Resync | None, typer.Option(help="when weight twins restart from the real values", show_default="step")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--target", metavar="PROFILE", help="show the accumulation formats of that machine", show_default="this machine"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="seed of all random numbers", show_default="0")] = None,
     all: Annotated[bool, typer.Option("--all", help="every finding, op and unshadowed op")] = False,
     min_coverage: Annotated[
@@ -91,10 +96,13 @@ def audit(
         input_size=input_size,
         input_dtype=input_dtype,
         input_high=input_high,
+        target=profile,
     )
     with guarded(debug):
         options = _resolve(target, given, set_ or [])
         _check_output(output, force)
+        if options.target is not None:
+            load_profile(options.target)
         outcome = _run(target, options, quiet)
         _write(outcome.report, options, output)
         code = _judge(outcome, options, debug)

@@ -72,6 +72,8 @@ class AuditOptions:
     input_size: str | None = None
     input_dtype: str | None = None
     input_high: int | None = None
+    target: str | None = None
+    """A profile: the name of a shipped one, or a file."""
     settings: dict[str, float] = field(default_factory=dict)
     """Thresholds and engine settings by name."""
 
@@ -82,12 +84,14 @@ class AuditOptions:
             chosen["preset"] = str(self.preset)
         if self.resync is not None:
             chosen["resync"] = str(self.resync)
+        if self.target is not None:
+            chosen["target"] = self.target
         return chosen
 
     def command(self, target: str) -> str:
         """The command line that repeats this audit, whatever the configuration file says by then."""
         words = ["precisionlab", "audit", target]
-        for name in ("dtype", "mode", "steps", "seed", "kernels", "preset", "resync", "input_size", "input_dtype", "input_high"):
+        for name in ("dtype", "mode", "steps", "seed", "kernels", "preset", "resync", "input_size", "input_dtype", "input_high", "target"):
             value = getattr(self, name)
             if value is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
@@ -110,6 +114,7 @@ _TYPES: dict[str, type[Any]] = {
     "input_size": str,
     "input_dtype": str,
     "input_high": int,
+    "target": str,
 }
 
 

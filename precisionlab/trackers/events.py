@@ -13,7 +13,7 @@ import torch
 
 from precisionlab.ops.local import LocalError, OutputError, local_error
 from precisionlab.ops.registry import Family
-from precisionlab.records import EventKind, Evidence, OpRecord, Plan, Site
+from precisionlab.records import EventKind, Evidence, OpRecord, Site
 from precisionlab.shadow.measure import Stats, measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, Twin
 from precisionlab.shadow.mode import UNMEASURED, OpCall, Pair, tensors_of
@@ -22,15 +22,12 @@ from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.addends import ADDITIVE, lost_in_sum, pending_write_back
 from precisionlab.trackers.log import RunLog, join_events
 from precisionlab.trackers.pairs import NAMES, drift_of, grouped, relative, rms_of
+from precisionlab.trackers.plans import HALVES, SUMS, Plans
 
 Tensor = torch.Tensor
 
 _LARGEST = {d: torch.finfo(d).max for d in NAMES}
 _TINY = {d: torch.finfo(d).smallest_normal * (2.0 if d is torch.float64 else 1.0) * UNIT_ROUNDOFF[d] * 2.0 for d in NAMES}
-_HALVES = frozenset((torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz))
-_SUMS = frozenset(
-    (Family.DOT, Family.REDUCTION, Family.CONVOLUTION, Family.NORMALISATION, Family.SCAN, Family.SOFTMAX, Family.ATTENTION, Family.LOSS)
-)
 _LASTING: frozenset[EventKind] = frozenset((EventKind.LOST, EventKind.CAST))
 """Events that survive masking: one lost addend is invisible in the drift and adds up over a loop."""
 _WIDENING = frozenset(
@@ -53,9 +50,12 @@ _LOCAL_WORK = 1 << 26
 class EventRules:
     """Looks at each op with floating results and raises events. ``exhaustive`` also measures every local error (preset full)."""
 
-    def __init__(self, log: RunLog, thresholds: Thresholds, *, local: bool = True, exhaustive: bool = False) -> None:
+    def __init__(
+        self, log: RunLog, thresholds: Thresholds, plans: Plans | None = None, *, local: bool = True, exhaustive: bool = False
+    ) -> None:
         self.log = log
         self.limits = thresholds
+        self.plans = plans or Plans()
         self.local = local
         self.exhaustive = exhaustive
         self.half_gradients: list[tuple[Pair, Stats]] = []
@@ -68,7 +68,8 @@ class EventRules:
         first = outputs[0]
         if self.half_gradients:
             self.half_gradients = []
-        record = self.log.op(call.module, info.name, call.phase, call.place, lambda: (info.family.value, _plan(first.lo.dtype, call)))
+        plan = self.plans.of
+        record = self.log.op(call.module, info.name, call.phase, call.place, lambda: (info.family.value, plan(first.lo.dtype, call)))
         record.count += 1
         if info.listed and len(outputs) > 1:
             self._listed(call, record)
@@ -168,7 +169,7 @@ class EventRules:
             return False
         twin.drift = math.hypot(in_drift, rounding)
         twin.nonfinite, twin.events, twin.lo_rms, twin.error_rms = tainted, carried, origin.lo_rms, origin.error_rms
-        if rounding == 0.0 and source.dtype in _HALVES:
+        if rounding == 0.0 and source.dtype in HALVES:
             twin.narrow = source.dtype
         drift_u = twin.drift / twin.u
         record.drift_u_sum += drift_u
@@ -286,14 +287,14 @@ class EventRules:
         if not overflow:
             return self.log.event(EventKind.DOMAIN, site, carried, evidence, call.info.name.split(".")[-1].rstrip("_"))
         detail = _constant_or(call, inputs, cast="cast")
-        if detail == "result" and call.info.family in _SUMS:
+        if detail == "result" and call.info.family in SUMS:
             detail = "accumulator"
             evidence["reduction_length"] = whole.length if whole is not None else 0
             evidence["term_max_abs"] = max((measure(p.lo, p.hi).max_abs for p in inputs), default=0.0) if not call.info.mutated else 0.0
         return self.log.event(EventKind.OVERFLOW, site, carried, evidence, detail)
 
     def _lost(self, call: OpCall, pair: Pair, stats: Stats, carried: frozenset[int]) -> int | None:
-        if pair.lo.dtype not in _HALVES:
+        if pair.lo.dtype not in HALVES:
             pair.twin.pending = pending_write_back(call, pair, self.limits.lost_share)
             if stats.elements > 4096 or pair.lo.dtype is torch.float64:
                 return None
@@ -341,7 +342,7 @@ class EventRules:
         origin = next((p.twin for p in inputs if p.lo is source), None)
         if origin is None:
             return raised
-        if source.dtype in _HALVES and lo.dtype not in _HALVES and not call.info.in_place:
+        if source.dtype in HALVES and lo.dtype not in HALVES and not call.info.in_place:
             twin.narrow = source.dtype
         if origin.pending is not None and origin.pending[0] is lo.dtype:
             raised.append(self._lost_event(call, pair, origin.pending[1], carried, "write-back"))
@@ -396,7 +397,7 @@ class EventRules:
 
 def keeps_before(info: OpInfo, t: Tensor) -> bool:
     """Whether the rules need the value an in-place op overwrites: halves, leaves with gradients, and anything that costs nothing."""
-    return t.dtype in _HALVES or t.numel() <= 4096 or (t.requires_grad and t.is_leaf)
+    return t.dtype in HALVES or t.numel() <= 4096 or (t.requires_grad and t.is_leaf)
 
 
 def _underflows(stats: Stats, dtype: torch.dtype) -> bool:
@@ -413,13 +414,6 @@ def _constant_or(call: OpCall, inputs: list[Pair], cast: str = "cast") -> str:
             return "integer"
         return cast
     return "result"
-
-
-def _plan(dtype: torch.dtype, call: OpCall) -> Plan:
-    storage = NAMES.get(dtype, str(dtype).removeprefix("torch."))
-    wide = "fp32" if dtype in _HALVES else storage
-    sums = call.info.family in _SUMS or call.info.family is Family.INDEXING
-    return Plan(storage, wide if call.info.family is not Family.COPY else storage, wide if sums else storage)
 
 
 def state_of(twin: Twin) -> tuple[float, frozenset[int]]:

@@ -14,7 +14,8 @@ from precisionlab.subjects.words import LowDtype, Mode
 
 AUDIT_FLAGS = {
     "--all", "--debug", "--dtype", "--fail-on", "--force", "--format", "--input-dtype", "--input-high", "--input-size", "--kernels",
-    "--min-coverage", "--mode", "--output", "--preset", "--quiet", "--resync", "--seed", "--set", "--steps", "-f", "-o", "-q",
+    "--min-coverage", "--mode", "--output", "--preset", "--quiet", "--resync", "--seed", "--set", "--steps", "--target", "-f", "-o",
+    "-q",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,7 @@ from precisionlab.backends.cases import DTYPES, all_cases
 from precisionlab.backends.probe import hardware, probe
 from precisionlab.backends.profile import Entry, Origin, Profile, SizeClass
 from precisionlab.backends.store import load_profile, shipped_names
+from precisionlab.errors import SettingsError
 from precisionlab.formats.catalogue import get_format
 
 SHIPPED_CPU = "cpu"
@@ -47,6 +49,18 @@ def current() -> Profile | LiveProfile:
         if shipped.mismatch(torch.__version__) is None and _extensions(shipped.hardware) == _extensions(hardware()):
             return shipped
     return LiveProfile()
+
+
+def target_profile(target: str | Path | Profile | None) -> Profile | None:
+    """What ``target=`` of an audit means: a profile, its file, the name of a shipped one, or None.
+
+    Raises ``ProfileError`` for one that cannot be loaded, ``SettingsError`` for anything else.
+    """
+    if target is None or isinstance(target, Profile):
+        return target
+    if not isinstance(target, (str, Path)):
+        raise SettingsError(f"target must be a profile, not {type(target).__name__}", hint=f"{' or '.join(shipped_names())}, or a file")
+    return load_profile(target)
 
 
 def _extensions(description: str) -> set[str]:
