@@ -9,10 +9,10 @@ import precisionlab
 
 ROOT = Path(precisionlab.__file__).parent
 
-MEASURING = ["errors", "thresholds", "records", "formats", "backends", "ops", "shadow", "trackers"]
+MEASURING = ["errors", "thresholds", "records", "formats", "plans", "backends", "ops", "shadow", "trackers"]
 """Each may import what stands before it."""
-JUDGING = ["errors", "thresholds", "records", "formats", "checks", "report"]
-TORCH_FREE = {"errors", "thresholds", "records", "formats", "checks", "report", "cli"}
+JUDGING = ["errors", "thresholds", "records", "formats", "plans", "checks", "report"]
+TORCH_FREE = {"errors", "thresholds", "records", "formats", "plans", "checks", "report", "cli"}
 
 
 def _imports(path: Path) -> set[str]:
