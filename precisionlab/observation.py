@@ -248,7 +248,7 @@ class Observation:
         params = self._params_of(optimizer)
         before, old_hi = self._before.pop(id(optimizer), ({}, {}))
         with torch.no_grad(), torch._C._DisableTorchDispatch():
-            self._parameters.after_step(params, before, old_hi, type(optimizer).__name__)
+            self._parameters.after_step(params, before, old_hi, type(optimizer).__name__, lambda p: self._state.of(optimizer, p))
             self._state.after_step(optimizer, params)
             if self.resync == "step":
                 for _, p in params:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from precisionlab.records import Site
 from precisionlab.shadow.measure import LostStats, Stats, lost_addend
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
 from precisionlab.shadow.mode import OpCall, Pair
@@ -36,13 +37,16 @@ _SMALL = 1 << 16
 _NEAR_ONE = 0.125
 
 
-def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float) -> LostStats | None:
-    """Numbers of the lost addend when its lost share passes ``limit``; None otherwise, or where the op adds no second tensor."""
+def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float, site: Site) -> LostStats | None:
+    """Numbers of the lost addend when its lost share passes ``limit``; None otherwise, or where the op adds no second tensor.
+
+    ``site``: where the op ran. A number that is added there to what was made there is a counter's.
+    """
     if (stats.elements > _SMALL or not call.info.in_place) and not _suspicious(call, pair, stats):
         return None
     if stats.max_abs > torch.finfo(pair.lo.dtype).max / 2:
         return None  # a mask: what is added to the end of the range is meant to vanish
-    found = _increments(call, pair)
+    found = _increments(call, pair, site)
     if found is None:
         return None
     base, addend, alpha = found
@@ -76,7 +80,7 @@ def pending_write_back(call: OpCall, pair: Pair, limit: float) -> tuple[torch.dt
     return (state.narrow, lost) if worth else None
 
 
-def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None:
+def _increments(call: OpCall, pair: Pair, site: Site | None = None) -> tuple[Tensor, Tensor, float] | None:
     """``(base, addend, alpha)`` with base + alpha * addend the exact sum."""
     name, args = call.info.name, call.args
     if name in _PAIRWISE:
@@ -86,7 +90,7 @@ def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None
             if not isinstance(second, (list, tuple)) or index >= len(second):
                 return None
             first, second = first[index], second[index]
-        if call.info.in_place and isinstance(first, Tensor) and isinstance(second, (int, float)) and _counts(call, first):
+        if isinstance(first, Tensor) and isinstance(second, (int, float)) and _counts(call, first, site):
             second = torch.full_like(first, float(second), dtype=torch.float64)
         if not (isinstance(first, Tensor) and isinstance(second, Tensor)) or (second.numel() == 1 and first.numel() > 1):
             return None
@@ -128,10 +132,14 @@ def _increments(call: OpCall, pair: Pair) -> tuple[Tensor, Tensor, float] | None
     return base, exact - base.double(), 1.0
 
 
-def _counts(call: OpCall, base: Tensor) -> bool:
-    """A number added to a value that has been added to before: a counter. An eps goes to a fresh denominator."""
+def _counts(call: OpCall, base: Tensor, site: Site | None) -> bool:
+    """A number added to a value that the same line had added to before: a counter. An eps goes to a fresh denominator."""
     twin = next((p.twin for p in call.inputs if p.lo is base), None)
-    return twin is not None and twin.marks is not None and any(key.startswith(COUNTED) for key in twin.marks)
+    if twin is None:
+        return False
+    if call.info.in_place:
+        return twin.marks is not None and any(key.startswith(COUNTED) for key in twin.marks)
+    return site is not None and twin.site is site
 
 
 def _exact(name: str, operands: list[Any], kwargs: dict[str, Any]) -> Tensor | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
 import torch
 
-from precisionlab.records import Evidence, Phase
-from precisionlab.shadow.memory import UNIT_ROUNDOFF
-from precisionlab.shadow.mode import OpCall
+from precisionlab.records import EventKind, Evidence, Phase, SinkKind, Verdict
+from precisionlab.shadow.measure import LostStats, lost_addend
+from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF
+from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court, marks_of
+from precisionlab.trackers.pairs import NAMES
 
 Tensor = torch.Tensor
 
@@ -23,15 +26,67 @@ class Copies:
         self.weights: dict[int, str] = {}
         """Storage of each half parameter that got a gradient -> its name."""
         self._casts = False
+        self._fresh: dict[int, tuple[int, int]] = {}
+        """Storage of a wide copy of a half weight -> the weight's storage and version when it was made."""
+        self._rows: dict[int, int] = {}
+        """Storage of a half weight -> write-backs in a row that lost their step."""
 
     def op(self, call: OpCall, name: str) -> None:
         """``name`` is the stem of the op."""
         if name == "_to_copy":
             self._note_cast(call)
+            self._widened(call.args[0], call.outputs[0].lo)
         elif self._casts and call.phase is Phase.FORWARD:
             self._stale_casts(call)
         if name == "copy" and call.info.in_place and self.weights:
+            self._widened(call.args[1], call.args[0])
+            self._written_back(call)
             self._copied(call)
+
+    def _widened(self, source: Any, target: Tensor) -> None:
+        if not self.weights or not isinstance(source, Tensor) or source.dtype is target.dtype or source.layout is not torch.strided:
+            return
+        key = source.untyped_storage()._cdata
+        if key in self.weights and UNIT_ROUNDOFF.get(target.dtype, 1.0) < UNIT_ROUNDOFF[source.dtype]:
+            self._fresh[target.untyped_storage()._cdata] = (key, source._version)
+
+    def _written_back(self, call: OpCall) -> None:
+        """A wide copy made since the last write is stepped and rounded back: what rounding loses is lost for good, as in half."""
+        target, source = call.args[0], call.args[1]
+        key = target.untyped_storage()._cdata
+        before = call.before.get(id(target))
+        if key not in self.weights or before is None or not isinstance(source, Tensor) or source.shape != target.shape:
+            return
+        origin = self._fresh.pop(source.untyped_storage()._cdata, None)
+        if origin is None or origin[0] != key or target._version - origin[1] > 1:  # autograd counts this write before or after us
+            self._rows.pop(key, None)
+            return
+        pair = next(p for p in call.outputs if p.lo is target)
+        lost = lost_addend(before, source.double() - before.double(), target, 1.0)
+        if not lost.addend_sq > 0 or lost.lost_sq <= self.court.limits.lost_share**2 * lost.addend_sq:
+            self._rows.pop(key, None)
+            return
+        rows = self._rows[key] = self._rows.get(key, 0) + 1
+        self._lost_step(call, pair, lost, rows, self.weights[key])
+
+    def _lost_step(self, call: OpCall, pair: Pair, lost: LostStats, rows: int, name: str) -> None:
+        log, n = self.court.log, max(pair.lo.numel(), 1)
+        site = log.site(name.rpartition(".")[0], call.info.name, Phase.OPTIMIZER, call.place)
+        base = math.sqrt(lost.base_sq / n)
+        evidence: Evidence = {
+            "lost_share": math.sqrt(lost.lost_sq / lost.addend_sq),
+            "swamped": lost.swamped,
+            "elements": n,
+            "addend_rms": math.sqrt(lost.addend_sq / n),
+            "base_rms": base,
+            "spacing": 2.0 ** math.floor(math.log2(base)) * 2 * UNIT_ROUNDOFF[pair.lo.dtype] if base > 0 else 0.0,
+            "dtype": NAMES.get(pair.lo.dtype, str(pair.lo.dtype)),
+            "parameter": name,
+        }
+        event = log.event(EventKind.LOST, site, NO_EVENTS, evidence, "update")
+        if rows >= self.court.limits.update_steps:
+            reason = f"{lost.swamped} of {n} weights of {name} that should move do not: the wide copy is made anew in every step"
+            log.sink(SinkKind.UPDATE, name, site, frozenset((event,)), Verdict.BROKEN, reason, {"steps": rows, "parameter": name})
 
     def _copied(self, call: OpCall) -> None:
         """A half parameter is overwritten by a stepped wide one: the change must be the step, up to rounding."""

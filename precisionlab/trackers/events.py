@@ -298,7 +298,7 @@ class EventRules:
             pair.twin.pending = pending_write_back(call, pair, self.limits.lost_share)
             if stats.elements > 4096 or pair.lo.dtype is torch.float64:
                 return None
-        lost = lost_in_sum(call, pair, stats, self.limits.lost_share)
+        lost = lost_in_sum(call, pair, stats, self.limits.lost_share, self._site(call))
         if lost is None:
             return None
         return self._lost_event(call, pair, lost, carried, "accumulate" if call.info.in_place else "add")

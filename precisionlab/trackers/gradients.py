@@ -152,7 +152,7 @@ class GradientProtocol:
                 site = self.court.log.site(call.module, _place_name(call), call.phase, call.place)
                 held = marks.get("power", 0.0)
                 marks["power"] = twin.power
-                if self.court.scaled and abs(factor * self.court.scale - 1.0) < 1e-3:
+                if self.court.scaled and any(abs(factor * self.court.scale**k - 1.0) < 1e-3 for k in (1, 2)):
                     marks["unit_site"] = site
                 elif abs(factor - 1.0) > 0.05 or factor < 0:
                     self._divided_by_another_scale(factor, held, site, parameter)

@@ -76,8 +76,12 @@ class OptimizerState:
                 if history is not None:
                     self._note(history.record.state, key, t, hi, eps.get(id(p)))
                 before = kept.get(id(t))
-                if before is not None:
+                if before is not None and not self.parameters.holds_what_was_lost(p, t):
                     self._add(name, key, t, hi, before, twin.site, type(optimizer).__name__)
+
+    def of(self, optimizer: Any, p: Tensor) -> list[Tensor]:
+        """The state tensors of one parameter."""
+        return [t for _, t in self._tensors(optimizer, p)]
 
     def _tensors(self, optimizer: Any, p: Tensor) -> list[tuple[str, Tensor]]:
         state = optimizer.state.get(p)
@@ -137,6 +141,6 @@ class OptimizerState:
             place,
             frozenset((event,)),
             verdict,
-            f"over {steps} steps {key} of {name} should have moved by {share:.2g} of its size and followed {max(followed, 0.0):.0%} of that",
+            f"over {steps} steps {key} of {name} should have moved by {share:.2g} of its size, and did {max(followed, 0.0):.0%} of that",
             {"followed": followed, "displacement": share, "steps": steps, "parameter": name},
         )

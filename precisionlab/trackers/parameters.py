@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ Tensor = torch.Tensor
 
 _RUNAWAY_CAUSES = frozenset((EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.FLUSH, EventKind.CAST, EventKind.CONSTANT, EventKind.RHO))
 
+_KEPT = 0.25
+"""Share of the energy of what a step lost that its compensation may miss: it is rounded to half, too."""
+
 
 class _History:
     """Running sums of one parameter."""
@@ -38,6 +42,7 @@ class _History:
         "last_events",
         "last_share",
         "lost_event",
+        "lost_run",
         "nonfinite",
         "record",
         "run",
@@ -49,7 +54,7 @@ class _History:
     def __init__(self, record: ParameterRecord) -> None:
         self.record = record
         self.dot = self.hi_sq = self.update_dot = self.update_hi_sq = 0.0
-        self.run = 0
+        self.run = self.lost_run = 0
         self.events = NO_EVENTS
         self.last_events = NO_EVENTS
         self.nonfinite = 0
@@ -186,8 +191,18 @@ class Parameters:
             id(p): p.detach().clone() for _, p in params if p.grad is not None and p.layout == torch.strided and p.dtype in UNIT_ROUNDOFF
         }
 
-    def after_step(self, params: list[tuple[str, Tensor]], before: dict[int, Tensor], old_hi: dict[int, Tensor], optimizer: str) -> None:
-        """Compare the step that the parameters took with the step of their twins from the same start."""
+    def after_step(
+        self,
+        params: list[tuple[str, Tensor]],
+        before: dict[int, Tensor],
+        old_hi: dict[int, Tensor],
+        optimizer: str,
+        state: Callable[[Tensor], list[Tensor]] = lambda p: [],
+    ) -> None:
+        """Compare the step that the parameters took with the step of their twins from the same start.
+
+        ``state`` gives the tensors of optimizer state of a parameter: one that holds what a step lost will bring it in later (Kahan).
+        """
         self.steps_seen += 1
         for name, p in params:
             old = before.get(id(p))
@@ -204,6 +219,9 @@ class Parameters:
             if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq):
                 continue
             history = self._history(name, p)
+            if moved.dot < self.limits.update_efficiency * moved.hi_sq and any(self.holds_what_was_lost(p, t) for t in state(p)):
+                history.run = history.lost_run = 0
+                continue
             history.update_dot += moved.dot
             history.update_hi_sq += moved.hi_sq
             record = history.record
@@ -211,6 +229,7 @@ class Parameters:
             record.swamped_share = moved.stalled / moved.moved if moved.moved else 0.0
             step_efficiency = moved.dot / moved.hi_sq
             self._runs_away(name, twin, moved)
+            self._loses_range(name, twin, moved, history)
             if step_efficiency < self.limits.update_efficiency and history.gradient_intact and UNIT_ROUNDOFF[p.dtype] >= 2.0**-11:
                 history.run += 1
                 self._swamped(name, p, twin, history, moved, step_efficiency, optimizer)
@@ -250,6 +269,37 @@ class Parameters:
             self.log.sink(
                 SinkKind.UPDATE, name, twin.site, causes, Verdict.BROKEN, text, {"efficiency": direction, "excess": size, "parameter": name}
             )
+
+    def holds_what_was_lost(self, p: Tensor, state: Tensor) -> bool:
+        """Whether a tensor of state is, up to its sign, what rounding keeps out of the weights (Kahan 1965).
+
+        It is what the last step lost; or it is no larger than the rounding errors of the weights, and its twin, which rounds nothing,
+        holds all but nothing.
+        """
+        twin, own = self.memory.get(p), self.memory.get(state)
+        if twin is None or state.shape != p.shape or UNIT_ROUNDOFF[p.dtype] <= 2.0**-24:
+            return False
+        lost = self.memory.window(p, twin) - p.detach().double()
+        held = state.detach().double()
+        size, kept = float(lost.square().sum()), float(held.square().sum())
+        if size > 0 and min(float((lost - held).square().sum()), float((lost + held).square().sum())) < _KEPT * size:
+            return True
+        rounding = (2 * UNIT_ROUNDOFF[p.dtype]) ** 2 * float(p.detach().double().square().sum())
+        return own is not None and kept <= rounding and float(self.memory.window(state, own).square().sum()) < _KEPT * kept
+
+    def _loses_range(self, name: str, twin: Any, moved: Any, history: _History) -> None:
+        """Steps in a row that are too short because something upstream became zero or infinite."""
+        causes = frozenset(e for e in twin.events if self.log.events[e].kind in _RUNAWAY_CAUSES)
+        judged = history.steps == 0 or history.last_share >= self.limits.gradient_share
+        if not causes or not judged or moved.dot >= self.limits.update_efficiency * moved.hi_sq:
+            history.lost_run = 0
+            return
+        history.lost_run += 1
+        efficiency = history.record.update_efficiency or 0.0
+        if history.lost_run >= self.limits.update_steps and efficiency < self.limits.update_efficiency:
+            text = f"only {max(efficiency, 0.0):.0%} of the steps of {name} are taken"
+            evidence: Evidence = {"efficiency": efficiency, "steps": history.lost_run, "parameter": name}
+            self.log.sink(SinkKind.UPDATE, name, twin.site, causes, Verdict.BROKEN, text, evidence)
 
     def _swamped(self, name: str, p: Tensor, twin: Any, history: _History, moved: Any, step_efficiency: float, optimizer: str) -> None:
         # the step from the same start is smaller in the stored weights: rounding of w + dw is the only thing between them

@@ -116,9 +116,10 @@ def _number(call: OpCall) -> float | None:
 
 
 def _as_power(number: float | None, scale: float) -> float:
-    """+1 for a Python number that is S, -1 for 1/S, 0 otherwise. Scales of 1 are no scale."""
-    if number is None or not scale > 1.5:
+    """k for a Python number that is S^k, k of 1, 2, -1, -2; 0 otherwise. Scales of 1 are no scale."""
+    if number is None or not scale > 1.5 or not number > 0:
         return 0.0
-    if abs(number / scale - 1.0) < 1e-6:
-        return 1.0
-    return -1.0 if abs(number * scale - 1.0) < 1e-6 else 0.0
+    power = math.log(number) / math.log(scale)
+    nearest = round(power)
+    exact = 0 < abs(nearest) <= 2 and abs(number / scale**nearest - 1.0) < 1e-6
+    return float(nearest) if exact else 0.0

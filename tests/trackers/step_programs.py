@@ -267,3 +267,46 @@ def a_second_moment_that_cannot_decay(wrong: bool) -> None:
         optimizer.zero_grad()
         (F.mse_loss(layer(x).float(), y) * (100.0 if step == 0 else 0.1)).backward()
         optimizer.step()
+
+
+@_named_by("PL301")
+def masters_made_anew_in_every_step(wrong: bool) -> None:
+    net, x, y, _ = _start()
+    net = net.bfloat16()
+    masters = [p.detach().float() for p in net.parameters()]
+    for _ in range(5):
+        F.mse_loss(net(x.bfloat16()).float(), y).backward()
+        with torch.no_grad():
+            for i, p in enumerate(net.parameters()):
+                if wrong:
+                    masters[i] = p.detach().float()
+                assert p.grad is not None
+                masters[i] -= 1e-4 * p.grad.float()
+                p.copy_(masters[i])
+                p.grad = None
+
+
+@_named_by("PL107")
+def a_rate_below_the_range_of_its_format(wrong: bool) -> None:
+    net, x, y, _ = _start()
+    rate = torch.tensor(2e-8, dtype=torch.float16 if wrong else torch.float32)
+    for _ in range(4):
+        net.zero_grad()
+        (F.mse_loss(net(x), y) * 1e5).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                assert p.grad is not None
+                p -= rate * p.grad
+
+
+@_named_by("PL403")
+def divided_by_the_square_of_the_scale(wrong: bool) -> None:
+    net, x, y, optimizer = _start()
+    scale = 1024.0
+    for _ in range(3):
+        optimizer.zero_grad()
+        (_half_loss(net, x, y) * scale).backward()
+        for p in net.parameters():
+            assert p.grad is not None
+            p.grad /= scale * scale if wrong else scale
+        optimizer.step()

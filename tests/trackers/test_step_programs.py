@@ -1,11 +1,15 @@
 """What goes wrong around the step is named, and the same programs done right are quiet."""
 
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import precisionlab as pl
 from precisionlab.records import Verdict
+from precisionlab.report.model import Report
 
 from .step_programs import PROGRAMS
 
@@ -47,4 +51,72 @@ def test_weights_that_a_second_loss_passes_through_once_are_not_called_unzeroed(
             slow.zero_grad()
             critic(generator(torch.randn(8, 4))).mean().backward()
             slow.step()
+    assert audit.report.findings == []
+
+
+class _Kahan(torch.optim.Optimizer):
+    """SGD on half weights whose rounding errors are kept and added to the next step."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                lost = self.state[p].setdefault("lost", torch.zeros_like(p))
+                lost.add_(p.grad, alpha=-group["lr"])
+                old = p.clone()
+                p.add_(lost)
+                lost.add_(old.sub_(p))
+
+
+def _bf16_steps(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> Report:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)).bfloat16()
+    x, y = torch.randn(64, 32).bfloat16(), torch.randn(64, 8)
+    with pl.audit() as audit:
+        steps = optimizer(net.parameters())
+        for _ in range(12):
+            steps.zero_grad()
+            F.mse_loss(net(x).float(), y).backward()
+            steps.step()
+    return audit.report
+
+
+def test_compensated_updates_are_exempt_by_what_their_state_holds() -> None:
+    assert [f.code for f in _bf16_steps(lambda p: torch.optim.SGD(p, lr=1e-3)).findings if f.verdict is Verdict.BROKEN] == ["PL301"]
+    assert _bf16_steps(lambda p: _Kahan(p, lr=1e-3)).findings == []
+
+
+class _StochasticRounding(torch.optim.Optimizer):
+    """SGD whose weights are rounded up or down with the probability that keeps their mean."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                bits = (p.float() - group["lr"] * p.grad.float()).view(torch.int32)
+                bits = (bits + torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32)) & -65536
+                p.copy_(bits.view(torch.float32))
+
+
+def test_stochastically_rounded_updates_are_exempt_because_they_arrive_on_average() -> None:
+    assert _bf16_steps(lambda p: _StochasticRounding(p, {"lr": 1e-3})).findings == []
+
+
+def test_a_number_of_the_network_that_equals_the_loss_scale_is_no_scale() -> None:
+    torch.manual_seed(0)
+    first, last = nn.Linear(16, 16), nn.Linear(16, 4)
+    optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=1e-3)
+    with pl.audit() as audit:
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                hidden = first(torch.randn(8, 16))
+                out = last(hidden + F.gelu(hidden / 1024.0) * 1024.0)
+            (out.float().square().mean() * 1024.0).backward()
+            for p in (*first.parameters(), *last.parameters()):
+                p.grad.div_(1024.0)
+            optimizer.step()
     assert audit.report.findings == []
