@@ -52,6 +52,10 @@ def run(
     fail_on: Annotated[FailOn | None, typer.Option(help="the mildest verdict that gives exit code 1", show_default="broken")] = None,
     preset: Annotated[Preset | None, typer.Option(help="how much is measured", show_default="standard")] = None,
     resync: Annotated[Resync | None, typer.Option(help="when weight twins restart from the real values", show_default="step")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--target", metavar="PROFILE", help="show the accumulation formats of that machine", show_default="this machine"),
+    ] = None,
     all: Annotated[bool, typer.Option("--all", help="every finding, op and unshadowed op")] = False,
     min_coverage: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="share of ops to shadow, below it exit code 3", show_default="0.8")
@@ -69,7 +73,7 @@ def run(
 
     Exit codes: the script's own when it is not 0; else 0 nothing found, 1 findings, 2 wrong use, 3 the answer cannot be trusted.
     """
-    given = dict(format=format, fail_on=fail_on, preset=preset, resync=resync, all=all or None, min_coverage=min_coverage)
+    given = dict(format=format, fail_on=fail_on, preset=preset, resync=resync, all=all or None, min_coverage=min_coverage, target=profile)
     with guarded(debug):
         schedule = parse_steps(steps, every)
         options = _resolve(script, module, given, set_ or [])
@@ -258,7 +262,7 @@ class _Job:
             words += ["--steps", f"{self.schedule.start}:{'' if self.schedule.stop is None else self.schedule.stop}"]
         if self.schedule.every != 1:
             words += ["--every", str(self.schedule.every)]
-        for name in ("preset", "resync"):
+        for name in ("preset", "resync", "target"):
             if getattr(self.options, name) is not None:
                 words += [f"--{name}", str(getattr(self.options, name))]
         for name, value in sorted(self.options.settings.items()):
