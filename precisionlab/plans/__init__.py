@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from precisionlab.plans.plan import DtypePlan, holds, join_formats, meet_formats
 from precisionlab.plans.trials import Share, Trial, clopper_pearson, dot_trials, sample_outputs, trials
 
-__all__ = ["Share", "Trial", "clopper_pearson", "dot_trials", "sample_outputs", "trials"]
+__all__ = [
+    "DtypePlan",
+    "Share",
+    "Trial",
+    "clopper_pearson",
+    "dot_trials",
+    "holds",
+    "join_formats",
+    "meet_formats",
+    "sample_outputs",
+    "trials",
+]
