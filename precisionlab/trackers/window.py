@@ -25,6 +25,10 @@ _STRUCTURAL_ZERO = 2.0**-40
 """A result this much smaller than the gradients it was made of is zero in exact arithmetic (the gradient of a bias in front of a
 normalisation): what its twin holds is the rounding of fp64, 2^-53 times the square root of the number of terms."""
 
+_NOISE = 4.0
+"""Energy of the real values over that of the exact ones above which a result is rounding noise around an exact zero (the gradient of the
+divergence of two equal distributions): what fp64 has in its place is noise too. Values that were flushed are smaller, never larger."""
+
 
 class Window:
     """Fed with the fp16 results of backward ops, after their powers of the scale are known."""
@@ -58,6 +62,8 @@ class Window:
                 continue
             if stats.hi_max_abs / scale > self.largest:
                 self.largest, self.largest_at = stats.hi_max_abs / scale, twin.site
+            if stats.lo_sq > _NOISE * stats.hi_sq:
+                continue
             self.spread.add(pair.hi, 1.0 / scale)
 
     def _carries_gradient(self, call: OpCall) -> bool:

@@ -181,6 +181,36 @@ class DoublesEvery:
         return scale * 2.0 if self.clean % self.interval == 0 else scale
 
 
+def small_loss(scale: float) -> Callable[[], None]:
+    """A loss of 2^-24 times the usual, multiplied by ``scale``: its gradients vanish in fp16 unless that is large."""
+
+    def run() -> None:
+        loop = Loop(lr=1e-3)
+        for _ in range(3):
+            loop.opt.zero_grad()
+            (loop.loss() * 2.0**-24 * scale).backward()
+            for p in loop.params:
+                p.grad.div_(scale)
+            loop.opt.step()
+
+    return run
+
+
+def equal_distributions() -> None:
+    """The divergence of a network from its copy: zero, and so is its gradient, up to rounding."""
+    loop, teacher = Loop(lr=1e-3), Loop()
+    with torch.no_grad(), torch.amp.autocast("cpu", dtype=torch.float16):
+        goal = torch.softmax(teacher.net(loop.x).float(), -1)
+    for _ in range(2):
+        loop.opt.zero_grad()
+        with torch.amp.autocast("cpu", dtype=torch.float16):
+            out = loop.net(loop.x)
+        loss = nn.functional.kl_div(torch.log_softmax(out.float(), -1), goal, reduction="batchmean")
+        loop.scaler.scale(loss).backward()
+        loop.scaler.step(loop.opt)
+        loop.scaler.update()
+
+
 def halve_and_double(scale: float, fine: bool) -> float:
     return scale * 2.0 if fine else scale / 2.0
 

@@ -10,7 +10,7 @@ import torch
 import precisionlab as pl
 from precisionlab.records import Verdict
 
-from .scaler_loops import BROKEN, LEAKING, RISKY, SOUND, halve_and_double, hand_loop, scaler_loop
+from .scaler_loops import BROKEN, LEAKING, RISKY, SOUND, equal_distributions, halve_and_double, hand_loop, scaler_loop, small_loss
 
 CODES = {"PL401", "PL409"}
 
@@ -98,6 +98,46 @@ def test_next_growth_is_told_with_what_it_will_do() -> None:
     assert scaler is not None
     clean = next(i for i, row in enumerate(reversed(scaler["timeline"])) if row["skipped"])
     assert scaler["next"] == {"steps": 2000 - clean, "scale": 2.0 * scaler["scale"], "fits": False}
+
+
+def test_flushed_gradients_are_given_a_scale_that_saves_them() -> None:
+    report = audited(small_loss(1.0))
+    flushed = [f for f in report.findings if f.code == "PL201"]
+    assert flushed, said(report)
+    scaler = report.record.scaler
+    assert scaler is not None
+    assert scaler["kind"] is None
+    window = scaler["window"]
+    assert window["flushed_energy_share"] > window["tolerated_energy_share"]
+    assert f"scale the loss by 2^{window['advised_log2']}," in flushed[0].advice
+    assert "start at 2^" in str(report)
+    repaired = audited(small_loss(2.0 ** window["advised_log2"]))
+    assert repaired.verdict is Verdict.SAFE, said(repaired)
+    found = repaired.record.scaler
+    assert found is not None
+    assert found["window"]["flushed_energy_share"] <= window["tolerated_energy_share"]
+
+
+def test_exact_zeros_that_rounding_fills_do_not_widen_the_window() -> None:
+    """A bias in front of a batch norm has a gradient of exactly zero; fp64 has 2^-50 in its place."""
+    torch.manual_seed(0)
+    windows = []
+    for bias in (False, True):
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=bias), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 3))
+        x = torch.randn(4, 3, 8, 8)
+        with pl.audit() as audit:
+            for _ in range(2):
+                with torch.amp.autocast("cpu", dtype=torch.float16):
+                    loss = net(x).float().square().mean()
+                (loss * 1024.0).backward()
+        assert audit.report.record.scaler is not None
+        windows.append(audit.report.record.scaler["window"])
+    assert abs(windows[0]["lower_log2"] - windows[1]["lower_log2"]) <= 2
+    assert max(row[0] for row in windows[1]["exponents"]) - min(row[0] for row in windows[1]["exponents"]) < 40
+
+
+def test_gradients_that_are_exactly_zero_need_no_scale() -> None:
+    assert "PL409" not in {f.code for f in audited(equal_distributions).findings}
 
 
 def test_bf16_needs_no_window() -> None:
