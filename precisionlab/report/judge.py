@@ -209,6 +209,7 @@ def _merge(faults: list[Fault]) -> list[Fault]:
         known = merged.get(key)
         if known is None or fault.verdict.severity > known.verdict.severity:
             merged[key] = fault
+    merged = _one_per_scale(merged)
     anything_broken = any(f.verdict is Verdict.BROKEN for f in merged.values())
     broken_consequences = {
         (s.kind, s.name) for f in merged.values() if f.verdict is Verdict.BROKEN and f.event is not None for s in f.sinks
@@ -220,6 +221,33 @@ def _merge(faults: list[Fault]) -> list[Fault]:
         or f.sink is None
         or ((f.sink.kind, f.sink.name) not in broken_consequences and not (anything_broken and f.sink.evidence.get("nonfinite")))
     ]
+
+
+def _one_per_scale(faults: dict[Any, Fault]) -> dict[Any, Fault]:
+    """Gradients share one scale: an op that flushes them behind another that does is no second fault.
+
+    In a step in which the first op stays just above the range, the next is the root of what is lost; they are one fault all the same, at
+    the op nearest to the loss, with the consequences of both.
+    """
+    roots = {
+        f.event.id: key
+        for key, f in faults.items()
+        if f.event is not None and f.event.kind is EventKind.FLUSH and f.event.site.phase is Phase.BACKWARD and f.verdict is Verdict.BROKEN
+    }
+    out = dict(faults)
+    joined: dict[Any, Any] = {}
+    for key in roots.values():
+        event = faults[key].event
+        before = sorted((event.parents & roots.keys()) - {event.id}) if event is not None else []
+        for first in (roots[i] for i in before):
+            while first in joined:
+                first = joined[first]
+            if first != key:
+                behind, kept = out.pop(key), out[first]
+                joined[key] = first
+                out[first] = Fault(kept.event, kept.sink, kept.verdict, (*kept.sinks, *behind.sinks))
+                break
+    return out
 
 
 def _finding(fault: Fault) -> Finding | None:
