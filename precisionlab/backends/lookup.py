@@ -22,13 +22,11 @@ def entry_for(profile: Profile | LiveProfile, op: str, dtype: str, args: Sequenc
     stem = op.rstrip("_").replace("aten._index_put_impl", "aten.index_put")
     if stem == "aten.index_put" and not _argument(args, kwargs, 3, "accumulate", False):
         return None
-    if stem == "aten.native_layer_norm_backward" and _mixed(args):
-        return None
     return profile.accumulation_of(stem, dtype, _length(stem, args), _case(stem, args, kwargs))
 
 
 def _mixed(args: Sequence[Any]) -> bool:
-    """Whether a layer norm of half values has fp32 weights: another kernel, which the probe does not ask."""
+    """Whether a layer norm of half values has fp32 weights: another kernel."""
     values, weight = (args[i] if len(args) > i else None for i in (1, 5))
     return weight is not None and getattr(weight, "dtype", None) != getattr(values, "dtype", None)
 
@@ -40,7 +38,11 @@ def _length(stem: str, args: Sequence[Any]) -> int | None:
 
 
 def _case(stem: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """index_add is the one op whose arguments choose between kernels that accumulate differently (measured, torch 2.13 CPU)."""
+    """The sum that the arguments choose, for ops that accumulate differently from one to the other (measured, torch 2.13 CPU)."""
+    if stem == "aten.native_layer_norm_backward":
+        return "weight gradient, fp32 weight" if _mixed(args) else "weight gradient"
+    if stem == "aten.nll_loss_forward":
+        return {1: "mean over the batch", 2: "sum over the batch"}.get(_argument(args, kwargs, 3, "reduction", 1))
     if stem != "aten.index_add":
         return None
     source = _argument(args, kwargs, 3, "source", None)

@@ -184,12 +184,12 @@ def sample_positions(length: int, masks: Masks) -> list[int]:
 def order_of(tree: Tree, sampled: bool = False) -> Order:
     """Sequential where every addition takes one more term; pairwise up to twice the height of a balanced tree; else blocked.
 
-    The tree over a sample of the terms is lower than the whole: to count as pairwise it must be balanced itself.
+    The tree over a sample of the terms is lower than the whole and shows no more than that there are several partial sums: blocked.
     """
     if tree.longest_run() == tree.leaves:
         return Order.SEQUENTIAL
-    balanced = max((tree.leaves - 1).bit_length(), 1)
-    return Order.PAIRWISE if tree.height <= (balanced + 1 if sampled else 2 * balanced) else Order.BLOCKED
+    balanced = (tree.leaves - 1).bit_length()
+    return Order.PAIRWISE if tree.height <= 2 * balanced and not sampled else Order.BLOCKED
 
 
 def hardware(device: str = "cpu") -> str:

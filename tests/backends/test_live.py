@@ -57,6 +57,7 @@ def test_the_arguments_of_a_call_choose_its_sum() -> None:
     assert accumulation("aten.index_add", row, 0, index, row) == "bf16"
     assert accumulation("aten.index_put_", rows, [index], rows, True) == "bf16"
     assert accumulation("aten.index_put_", rows, [index], rows) is None
+    assert accumulation("aten.nll_loss_forward", rows, index, None, 1, -100) == "bf16"
     assert accumulation("aten._index_put_impl_", rows, [index], rows, True, False) == "bf16"
 
 

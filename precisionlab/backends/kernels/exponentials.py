@@ -26,6 +26,11 @@ def logsumexp(x: Tensor) -> Tensor:
     return aten.logsumexp(x, [1])
 
 
+@case("aten.logcumsumexp", method=Method.ERROR, unfolded=EXPONENTIALS)
+def logcumsumexp(x: Tensor) -> Tensor:
+    return aten.logcumsumexp(x, 1)[:, -1]
+
+
 @case("aten._softmax_backward_data", "sum of gradient times output")
 def softmax_backward(x: Tensor) -> Tensor:
     """y (g - sum(g y)) with y = 1 everywhere; the gradient of one more element, whose own g is zero, is minus the sum."""

@@ -9,6 +9,7 @@ from precisionlab.backends.cases import Method, case
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
+HALVES = (torch.float16, torch.bfloat16)
 GROUP = 16
 """Positions a sample where a gradient sums over samples and positions."""
 
@@ -20,12 +21,17 @@ def _signs(rows: int, x: Tensor) -> Tensor:
     return signs
 
 
-def _layer_norm(x: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward of a layer norm over ``rows`` features of n samples, whose output gradient holds the terms."""
+def _layer_norm(x: Tensor, mask: list[bool], weights: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Backward of a layer norm over ``rows`` features of n samples, whose output gradient holds the terms.
+
+    Weights and statistics are of the dtype ``weights``; None is that of the terms.
+    """
     rows, n = x.shape
-    signs = _signs(rows, x)
-    samples, mean, rstd = signs.expand(n, rows).contiguous(), x.new_zeros(n, 1), x.new_ones(n, 1)
-    return aten.native_layer_norm_backward(x.t().contiguous(), samples, [rows], mean, rstd, x.new_ones(rows), x.new_zeros(rows), mask)
+    samples = _signs(rows, x).expand(n, rows).contiguous()
+    ones = torch.ones(max(n, rows), dtype=weights or x.dtype, device=x.device)
+    zeros = torch.zeros_like(ones)
+    mean, rstd, weight, bias = zeros[:n, None], ones[:n, None], ones[:rows], zeros[:rows]
+    return aten.native_layer_norm_backward(x.t().contiguous(), samples, [rows], mean, rstd, weight, bias, mask)
 
 
 @case("aten.native_layer_norm_backward", "weight gradient")
@@ -38,10 +44,20 @@ def layer_norm_bias(x: Tensor) -> Tensor:
     return _layer_norm(x, [False, False, True])[2]
 
 
+@case("aten.native_layer_norm_backward", "weight gradient, fp32 weight")
+def layer_norm_fp32_weight(x: Tensor) -> Tensor:
+    return _layer_norm(x, [False, True, False], torch.float32 if x.dtype in HALVES else None)[1] * _signs(x.shape[0], x)
+
+
+@case("aten.native_layer_norm_backward", "bias gradient, fp32 weight")
+def layer_norm_fp32_bias(x: Tensor) -> Tensor:
+    return _layer_norm(x, [False, False, True], torch.float32 if x.dtype in HALVES else None)[2]
+
+
 def _batch_norm(x: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
     """Backward of a batch norm over n samples of ``rows`` channels; weight and statistics in fp32, as the half kernels want them."""
     rows, n = x.shape
-    stats = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    stats = torch.float32 if x.dtype in HALVES else x.dtype
     ones, zeros = torch.ones(rows, dtype=stats, device=x.device), torch.zeros(rows, dtype=stats, device=x.device)
     samples = _signs(n, x)[:, None].expand(n, rows).contiguous()
     return aten.native_batch_norm_backward(x.t().contiguous(), samples, ones, None, None, zeros, ones, True, 0.0, mask)

@@ -25,6 +25,17 @@ def mv(x: Tensor) -> Tensor:
     return aten.mv(x, x.new_ones(x.shape[1]))
 
 
+@case("aten.addmv")
+def addmv(x: Tensor) -> Tensor:
+    return aten.addmv(x.new_zeros(x.shape[0]), x, x.new_ones(x.shape[1]))
+
+
+@case("aten.addbmm", "sum over the batch")
+def addbmm(x: Tensor) -> Tensor:
+    rows, n = x.shape
+    return aten.addbmm(x.new_zeros(rows, WIDTH), x.t().reshape(n, rows, 1).contiguous(), x.new_ones(n, 1, WIDTH))[:, 0]
+
+
 @case("aten.mm", "terms in the left operand")
 def mm_left(x: Tensor) -> Tensor:
     return aten.mm(x, x.new_ones(x.shape[1], WIDTH))[:, 0]

@@ -37,6 +37,11 @@ def mean_columns(x: Tensor) -> Tensor:
     return aten.mean(x.t().contiguous(), [0]) * x.shape[1]
 
 
+@case("aten.mean", "whole tensor", divides=True, rows=1)
+def mean_all(x: Tensor) -> Tensor:
+    return aten.mean(x[0]).reshape(1) * x.shape[1]
+
+
 @case("aten.cumsum", "last dimension")
 def cumsum_rows(x: Tensor) -> Tensor:
     return aten.cumsum(x, 1)[:, -1]
@@ -58,6 +63,28 @@ def nll_sum(x: Tensor) -> Tensor:
     """Of n samples with one class each."""
     target = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
     return -aten.nll_loss_forward(x[0, :, None].contiguous(), target, None, 2, -100)[0].reshape(1)
+
+
+@case("aten.nll_loss_forward", "mean over the batch", divides=True, rows=1)
+def nll_mean(x: Tensor) -> Tensor:
+    target = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+    return -aten.nll_loss_forward(x[0, :, None].contiguous(), target, None, 1, -100)[0].reshape(1) * x.shape[1]
+
+
+@case("aten.upsample_nearest1d_backward")
+def upsample_backward(x: Tensor) -> Tensor:
+    """The gradient of one position that was repeated n times."""
+    rows, n = x.shape
+    return aten.upsample_nearest1d_backward(x[None], [n], [1, rows, 1])[0, :, 0]
+
+
+@case("aten.max_pool2d_with_indices_backward")
+def max_pool_backward(x: Tensor) -> Tensor:
+    """Of n windows whose maximum is the same element."""
+    rows, n = x.shape
+    grad = x.reshape(1, rows, 1, n)
+    indices = torch.zeros(1, rows, 1, n, dtype=torch.long, device=x.device)
+    return aten.max_pool2d_with_indices_backward(grad, torch.zeros_like(grad), [1, 1], [1, 1], [0, 0], [1, 1], False, indices)[0, :, 0, 0]
 
 
 @case("aten.linalg_vector_norm", method=Method.ERROR, unfolded=SQUARES, rows=1)

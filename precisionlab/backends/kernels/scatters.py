@@ -48,6 +48,11 @@ def scatter_add_last(x: Tensor) -> Tensor:
     return aten.scatter_add(x.new_zeros(x.shape[0], 1), 1, torch.zeros_like(x, dtype=torch.long), x)[:, 0]
 
 
+@case("aten.scatter_add", "elements", rows=1)
+def scatter_add_elements(x: Tensor) -> Tensor:
+    return aten.scatter_add(x.new_zeros(1), 0, _zeros(x.shape[1], x), x[0])
+
+
 @case("aten.scatter_reduce")
 def scatter_reduce(x: Tensor) -> Tensor:
     rows, n = x.shape
@@ -74,3 +79,16 @@ def embedding_backward(x: Tensor) -> Tensor:
 @case("aten._embedding_bag_forward_only")
 def embedding_bag(x: Tensor) -> Tensor:
     return aten._embedding_bag_forward_only(x.t().contiguous(), torch.arange(x.shape[1], device=x.device), _zeros(1, x), False, 0)[0][0]
+
+
+@case("aten._embedding_bag_dense_backward")
+def embedding_bag_backward(x: Tensor) -> Tensor:
+    """Of n bags with the same one row each."""
+    zeros, bags, sizes = _zeros(x.shape[1], x), torch.arange(x.shape[1], device=x.device), torch.ones_like(_zeros(x.shape[1], x))
+    return aten._embedding_bag_dense_backward(x.t().contiguous(), zeros, bags, sizes, zeros, 1, False, 0, None)[0]
+
+
+@case("aten.segment_reduce")
+def segment_reduce(x: Tensor) -> Tensor:
+    lengths = torch.full((1,), x.shape[1], dtype=torch.long, device=x.device)
+    return aten.segment_reduce(x.t().contiguous(), "sum", lengths=lengths)[0]
