@@ -21,6 +21,7 @@ from precisionlab.shadow.measure import Stats
 from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court
 
+_OVERFLOWS = float(FP16.overflow_threshold)
 _STRUCTURAL_ZERO = 2.0**-40
 """A result this much smaller than the gradients it was made of is zero in exact arithmetic (the gradient of a bias in front of a
 normalisation): what its twin holds is the rounding of fp64, 2^-53 times the square root of the number of terms."""
@@ -56,7 +57,7 @@ class Window:
             scale = self.court.scale if scaled else 1.0
             if not stats.hi_max_abs > 0 or not scale > 0:
                 continue
-            if stats.hi_max_abs >= FP16.overflow_threshold:
+            if stats.hi_max_abs >= _OVERFLOWS:
                 self.fits = False
             if stats.hi_max_abs < _STRUCTURAL_ZERO * max((p.twin.lo_rms for p in call.inputs), default=0.0):
                 continue

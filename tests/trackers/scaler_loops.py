@@ -197,11 +197,11 @@ def small_loss(scale: float) -> Callable[[], None]:
 
 
 def equal_distributions() -> None:
-    """The divergence of a network from its copy: zero, and so is its gradient, up to rounding."""
+    """The divergence of a network from its copy is zero, and so is its gradient, up to rounding; then from another network."""
     loop, teacher = Loop(lr=1e-3), Loop()
-    with torch.no_grad(), torch.amp.autocast("cpu", dtype=torch.float16):
-        goal = torch.softmax(teacher.net(loop.x).float(), -1)
     for _ in range(2):
+        with torch.no_grad(), torch.amp.autocast("cpu", dtype=torch.float16):
+            goal = torch.softmax(teacher.net(loop.x).float(), -1)
         loop.opt.zero_grad()
         with torch.amp.autocast("cpu", dtype=torch.float16):
             out = loop.net(loop.x)
@@ -209,6 +209,9 @@ def equal_distributions() -> None:
         loop.scaler.scale(loss).backward()
         loop.scaler.step(loop.opt)
         loop.scaler.update()
+        teacher.x = loop.x = loop.x.flip(1) * 2.0
+        with torch.no_grad():
+            teacher.params[2].mul_(-1.0)
 
 
 def halve_and_double(scale: float, fine: bool) -> float:
