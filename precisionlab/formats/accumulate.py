@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from precisionlab.errors import SettingsError
-from precisionlab.formats.accumulate_blocks import block_fma_sum, in_blocks, over_blocks, two_level_sum
+from precisionlab.formats.accumulate_blocks import block_fma_sum, in_blocks, over_blocks, product_exponents, side_by_side, two_level_sum
 from precisionlab.formats.accumulate_plan import AccumulationOrder, AccumulationPlan, SumRounding
 from precisionlab.formats.accumulate_steps import (
     Adder,
@@ -53,16 +53,22 @@ def accumulate(terms: ArrayLike, plan: AccumulationPlan, rng: np.random.Generato
     return emulate(terms, plan, rng).sums
 
 
-def emulate(terms: ArrayLike, plan: AccumulationPlan, rng: np.random.Generator | None = None) -> Accumulation:
+def emulate(
+    terms: ArrayLike, plan: AccumulationPlan, rng: np.random.Generator | None = None, *, alignment: ArrayLike | None = None
+) -> Accumulation:
     """Sums of ``terms`` over the last axis under ``plan``, bit for bit, with diagnostics.
 
     Terms are taken as they are and need not be numbers of the format: the first addition of each rounds. A sum begins with its first term
     (so a sum of -0 is -0), an empty sum is 0. Subnormals are kept; Inf and NaN among the terms go through as in IEEE 754; sums too large
     for the format become what ``Format.overflow`` says.
-    Shapes: (m, n) to (m,), or (n,) to 0-d. ``rng`` draws for stochastic rounding; None is a generator seeded with 0.
+    Shapes: (m, n) to (m,), or (n,) to 0-d. ``rng`` draws for stochastic rounding; None is a generator seeded with 0. ``alignment`` is for
+    block FMA alone: 2^exponent by which each term is aligned, of the shape of the terms; None is the terms' own (see ``dot``).
     Raises: SettingsError for other shapes, and for terms that do not fit in float64.
     """
     values = as_float64(terms)
+    weights = None if alignment is None else as_float64(alignment)
+    if weights is not None and weights.shape != values.shape:
+        raise SettingsError(f"an alignment of shape {weights.shape} for terms of shape {values.shape}", hint="one exponent a term")
     if values.ndim not in (1, 2):
         raise SettingsError(f"terms of shape {values.shape} are no sums side by side", hint="shape (outputs, terms), or (terms,)")
     table = values if values.ndim == 2 else values[None]
@@ -73,7 +79,7 @@ def emulate(terms: ArrayLike, plan: AccumulationPlan, rng: np.random.Generator |
     generator = np.random.default_rng(0) if rng is None else rng
     start = Partials.of_terms(np.ascontiguousarray(table.T))
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        done = _sum(start, plan, generator)
+        done = _sum(start, plan, generator, None if weights is None else np.ascontiguousarray(weights.reshape(table.shape).T))
     nonzero = start.live.sum(0)
     shape = values.shape[:-1]
     return Accumulation(
@@ -86,12 +92,19 @@ def emulate(terms: ArrayLike, plan: AccumulationPlan, rng: np.random.Generator |
 
 
 def dot(
-    a: ArrayLike, b: ArrayLike, plan: AccumulationPlan, *, products: Format | None = None, rng: np.random.Generator | None = None
+    a: ArrayLike,
+    b: ArrayLike,
+    plan: AccumulationPlan,
+    *,
+    products: Format | None = None,
+    operands: Format | None = None,
+    rng: np.random.Generator | None = None,
 ) -> Accumulation:
     """Dot products of the rows of ``a`` and ``b`` (both (m, n), or (n,)), their products added up under ``plan``.
 
     ``products``: the format each product is rounded to (to nearest) before it is added; None leaves them exact, as fused and matrix units
-    do. Exact means up to 53 bits: operands of up to 26 digits, so any pair of formats up to fp32.
+    do, and lets block FMA align by the operands' exponents. Exact means up to 53 bits: operands of up to 26 digits, so any pair of formats
+    up to fp32. ``operands``: their format, which matters only for the exponents of its subnormals.
     Raises: SettingsError for shapes that differ, and as ``emulate``.
     """
     left, right = as_float64(a), as_float64(b)
@@ -99,10 +112,13 @@ def dot(
         raise SettingsError(f"operands of shapes {left.shape} and {right.shape} have no products row by row", hint="equal shapes (m, n)")
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         terms = left * right
-    return emulate(terms if products is None else round_to(terms, products), plan, rng)
+        alignment = product_exponents(left, right, operands)
+    if products is not None:
+        return emulate(round_to(terms, products), plan, rng)
+    return emulate(terms, plan, rng, alignment=alignment)
 
 
-def _sum(terms: Partials, plan: AccumulationPlan, rng: np.random.Generator) -> Partials:
+def _sum(terms: Partials, plan: AccumulationPlan, rng: np.random.Generator, alignment: FloatArray | None) -> Partials:
     inner = Adder(plan.format, plan.rounding, rng)
     outer = Adder(plan.outer_format, plan.rounding, rng)
     n, rows = terms.values.shape
@@ -119,8 +135,10 @@ def _sum(terms: Partials, plan: AccumulationPlan, rng: np.random.Generator) -> P
         return two_level_sum(terms, -(-n // plan.splits), inner, outer, plan.stored_format)
     if order is AccumulationOrder.BLOCK_FMA and plan.block is not None and plan.bits is not None:
         if plan.promote_every is None:
-            return block_fma_sum(terms, plan.block, plan.bits, inner)
-        runs = block_fma_sum(in_blocks(terms, min(plan.promote_every, n)), plan.block, plan.bits, inner)
+            return block_fma_sum(terms, plan.block, plan.bits, inner, alignment)
+        run = min(plan.promote_every, n)
+        weights = None if alignment is None else side_by_side(alignment, run, 0.0)
+        runs = block_fma_sum(in_blocks(terms, run), plan.block, plan.bits, inner, weights)
         return running_sum(over_blocks(runs, rows), Adder(plan.outer_format, SumRounding.NEAREST_EVEN, rng))
     if plan.block is None:
         raise SettingsError(f"{plan} lacks a block length", hint="block=128")

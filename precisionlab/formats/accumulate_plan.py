@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from precisionlab.errors import SettingsError
 from precisionlab.formats.bounds import gamma
 from precisionlab.formats.catalogue import FP32
-from precisionlab.formats.format import Format
+from precisionlab.formats.format import Format, Overflow, Specials
 
 WIDEST_EMULATED = 51
 """Precision up to which a sum rounded to odd in fp64 rounds on correctly: p + 2 <= 53 (Boldo & Melquiond 2008, Theorem 3)."""
@@ -185,9 +185,9 @@ A100 = AccumulationPlan(AccumulationOrder.BLOCK_FMA, FP32, block=8, bits=25, rou
 """Ampere, fp16 and bf16 operands (tf32: block 4), one extra alignment bit. Source: Khattak & Mikaitis 2025, arXiv:2512.07004."""
 H100 = AccumulationPlan(AccumulationOrder.BLOCK_FMA, FP32, block=16, bits=26, rounding=SumRounding.TOWARD_ZERO)
 """Hopper, fp16 and bf16 operands (tf32: block 8), two extra alignment bits. Source: Khattak & Mikaitis 2025, arXiv:2512.07004."""
-H100_FP8 = AccumulationPlan(AccumulationOrder.BLOCK_FMA, FP32, block=32, bits=14, rounding=SumRounding.TOWARD_ZERO)
+E8M13 = Format("e8m13", precision=14, exponent_bits=8, bias=127, specials=Specials.IEEE, overflow=Overflow.INFINITY)
+"""What Hopper's fp8 units keep of a sum: fp32 without its last ten bits. Source: Khattak & Mikaitis 2025, arXiv:2512.07004."""
+H100_FP8 = AccumulationPlan(AccumulationOrder.BLOCK_FMA, E8M13, block=32, bits=14, rounding=SumRounding.TOWARD_ZERO)
 """Hopper, fp8 operands: about 14 bits. Sources: DeepSeek-AI 2024, DeepSeek-V3 §3.3.2, arXiv:2412.19437; Khattak & Mikaitis 2025."""
-H100_FP8_PROMOTED = AccumulationPlan(
-    AccumulationOrder.BLOCK_FMA, FP32, block=32, bits=14, rounding=SumRounding.TOWARD_ZERO, promote_every=128
-)
+H100_FP8_PROMOTED = replace(H100_FP8, promote_every=128)
 """The same with the repair of DeepSeek-V3 §3.3.2: partial sums move to fp32 registers every 128 terms."""

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from precisionlab.errors import SettingsError
 from precisionlab.formats import FP32, AccumulationPlan, Format, SumRounding, emulate, round_to
+from precisionlab.formats.accumulate_blocks import product_exponents
 from precisionlab.formats.format import FloatArray, as_float64
 
 CONFIDENCE = 0.95
@@ -80,9 +81,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class _Reduction:
-    """The sampled reduction: what every plan is compared with. Arrays have shape (m,)."""
+    """The sampled reduction: what every plan is compared with. Arrays have shape (m,), unless said otherwise."""
 
     terms: FloatArray
+    """(m, n)."""
+    alignment: FloatArray | None
+    """2^exponent of products, (m, n), for block FMA."""
     storage: Format
     exact: FloatArray
     size: FloatArray
@@ -110,7 +114,10 @@ def trials(
     generator seeded with 0.
     Raises: SettingsError for anything but a two-dimensional array, and where no finite output is left.
     """
-    reduction = _reduction(as_float64(terms), storage)
+    return _trials(_reduction(as_float64(terms), storage, None), plans, rng)
+
+
+def _trials(reduction: _Reduction, plans: Iterable[AccumulationPlan], rng: np.random.Generator | None) -> tuple[Trial, ...]:
     return tuple(_trial(reduction, plan, np.random.default_rng(0) if rng is None else rng) for plan in plans)
 
 
@@ -132,7 +139,8 @@ def dot_trials(
         raise SettingsError(f"operands of shapes {left.shape} and {right.shape} have no products row by row", hint="equal shapes (m, n)")
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         terms = left * right
-    return trials(terms if products is None else round_to(terms, products), storage, plans, rng=rng)
+        alignment = product_exponents(left, right) if products is None else None
+    return _trials(_reduction(terms if products is None else round_to(terms, products), storage, alignment), plans, rng)
 
 
 def sample_outputs(a: ArrayLike, b: ArrayLike, m: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
@@ -166,7 +174,7 @@ def clopper_pearson(count: int, total: int, confidence: float = CONFIDENCE) -> t
     return low, high
 
 
-def _reduction(terms: FloatArray, storage: Format) -> _Reduction:
+def _reduction(terms: FloatArray, storage: Format, alignment: FloatArray | None) -> _Reduction:
     if terms.ndim != 2:
         raise SettingsError(f"terms of shape {terms.shape} are no sampled outputs", hint="shape (outputs, terms)")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -177,7 +185,8 @@ def _reduction(terms: FloatArray, storage: Format) -> _Reduction:
     terms, exact, size = terms[finite], exact[finite], size[finite]
     noise = _nominal_error(terms.shape[1], size) / storage.u
     norm = max(_rms(exact), _rms(noise)) or 1.0
-    return _Reduction(terms, storage, exact, size, norm, np.maximum(np.abs(exact), norm))
+    weights = None if alignment is None else alignment[finite]
+    return _Reduction(terms, weights, storage, exact, size, norm, np.maximum(np.abs(exact), norm))
 
 
 def _nominal_error(n: int, size: FloatArray) -> FloatArray:
@@ -195,7 +204,7 @@ def _trial(reduction: _Reduction, plan: AccumulationPlan, rng: np.random.Generat
     emulated = not _provably_invisible(reduction, plan, bound)
     m = len(reduction.exact)
     if emulated:
-        found = emulate(reduction.terms, plan, rng)
+        found = emulate(reduction.terms, plan, rng, alignment=reduction.alignment)
         sums, stagnated, overflowed = found.sums, found.stagnated_share, found.overflowed
     else:
         sums, stagnated, overflowed = reduction.exact, np.zeros(m), np.zeros(m, np.bool_)

@@ -281,7 +281,7 @@ def test_names_of_plans() -> None:
     assert str(Plan(Order.BLOCKED, f.FP16, block=128, outer=f.FP32)) == "blocks of 128 in fp16, outer fp32"
     assert str(Plan(Order.SPLIT_K, f.FP32, splits=8, stored=f.BF16)) == "8 splits in fp32, stored in bf16"
     assert str(f.V100) == "block FMA of 4 in fp32, 24 bits, toward zero"
-    assert str(f.H100_FP8_PROMOTED) == "block FMA of 32 in fp32, 14 bits, toward zero, promoted to fp32 every 128"
+    assert str(f.H100_FP8_PROMOTED) == "block FMA of 32 in e8m13, 14 bits, toward zero, promoted to fp32 every 128"
     assert str(Plan(Order.SEQUENTIAL, f.BF16, rounding=STOCHASTIC)) == "sequential bf16, stochastic"
     assert len({str(plan) for plan in ALL_PLANS}) == len(ALL_PLANS)
 
