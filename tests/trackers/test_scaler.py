@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 import precisionlab as pl
+import precisionlab.report
 from precisionlab.records import Verdict
 
 from .scaler_loops import BROKEN, LEAKING, RISKY, SOUND, equal_distributions, halve_and_double, hand_loop, scaler_loop, small_loss
@@ -145,6 +148,16 @@ def test_bf16_needs_no_window() -> None:
     with pl.audit() as audit:
         net(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
     assert audit.report.record.scaler is None
+
+
+@pytest.mark.parametrize("name", ["NaN weights", "falls below 1 by hand", "grows past fp32 by hand"])
+def test_reports_of_scalers_obey_the_shipped_schema(name: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(Path(precisionlab.report.__file__).with_name("schema.json").read_text())
+    for program in (BROKEN[name][0], scaler_loop(3, init_scale=2.0**14), small_loss(1.0)):
+        report = audited(program)
+        assert report.record.scaler is not None
+        jsonschema.validate(report.to_dict(), schema, jsonschema.Draft202012Validator)
 
 
 def test_steps_hold_loss_norm_scale_and_skips() -> None:
