@@ -26,7 +26,8 @@ class audit(Observation):
     ``model`` gives parameters and modules their names (else the outermost module that runs does), ``optimizer`` names parameters that
     no module has, ``scaler`` tells the loss scale at the start; all are optional and found by themselves as the program runs.
     Settings: ``preset`` (quick, standard, full), ``resync`` (after each optimizer step the twins of weights and state restart from the
-    real values: step; or run on: never), ``steps`` (which to observe, see ``schedule.schedule_of``), ``max_shadow_bytes``, ``strict``
+    real values: step; or run on: never), ``steps`` (which to observe, see ``schedule.schedule_of``), ``max_shadow_bytes``, ``target`` (a
+    profile, its file, or the name of a shipped one: the accumulation formats in the report are those of that machine), ``strict``
     (an op that cannot be shadowed makes the verdict unknown, and faults of the audit's own code raise instead of being noted; the
     default is the environment's ``PRECISIONLAB_STRICT=1``), and every threshold by name.
 

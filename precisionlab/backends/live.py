@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,7 +21,10 @@ SHIPPED_CPU = "cpu"
 
 
 class LiveProfile:
-    """Answers like a ``Profile`` and probes an op in a dtype when it is first asked about it, at the short length: milliseconds each."""
+    """Answers like a ``Profile`` and probes an op in a dtype when it is first asked about it, at the short length.
+
+    That takes some ten milliseconds, on one thread: threads decide the order of a sum, not what it is kept in.
+    """
 
     def __init__(self, device: str = "cpu") -> None:
         self.name, self.device, self.torch, self.origin = f"this {device}", device, torch.__version__, Origin.PROBED
@@ -33,12 +38,24 @@ class LiveProfile:
         if op not in self._ops or dtype not in self._dtypes:
             return None
         if (op, dtype) not in self._known:
-            self._known[op, dtype] = probe([op], [self._dtypes[dtype]], self.device, [SizeClass.SHORT])
+            with one_thread():
+                self._known[op, dtype] = probe([op], [self._dtypes[dtype]], self.device, [SizeClass.SHORT])
         return self._known[op, dtype].accumulation_of(op, dtype, length, case)
 
     def mismatch(self, torch_version: str) -> str | None:
         """Never: it is this machine under this torch."""
         return None
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes on one thread: for sums this short, barriers on a busy machine cost more than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @functools.cache

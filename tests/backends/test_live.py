@@ -40,6 +40,7 @@ def test_probing_draws_no_random_numbers_and_leaves_switches_alone() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under = probe(["mm"], [torch.float32], classes=[SizeClass.SHORT])
     assert under.entries == probe(["mm"], [torch.float32], classes=[SizeClass.SHORT]).entries
+    LiveProfile().accumulation_of("aten.mm", "fp32")
     after = torch.get_rng_state(), torch.is_grad_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 
