@@ -180,7 +180,10 @@ def _compound(*factors: float) -> float:
 
 
 V100 = AccumulationPlan(AccumulationOrder.BLOCK_FMA, FP32, block=4, bits=24, rounding=SumRounding.TOWARD_ZERO)
-"""Volta, fp16 operands. Source: Fasi, Higham, Mikaitis & Pranesh 2021; Khattak & Mikaitis 2025, arXiv:2512.07004."""
+"""Volta, fp16 operands. With fp16 accumulators, here and below: ``replace(V100, format=FP16, rounding=SumRounding.NEAREST_EVEN)``.
+
+Source: Fasi, Higham, Mikaitis & Pranesh 2021, Numerical behavior of NVIDIA tensor cores; Khattak & Mikaitis 2025, arXiv:2512.07004.
+"""
 A100 = AccumulationPlan(AccumulationOrder.BLOCK_FMA, FP32, block=8, bits=25, rounding=SumRounding.TOWARD_ZERO)
 """Ampere, fp16 and bf16 operands (tf32: block 4), one extra alignment bit. Source: Khattak & Mikaitis 2025, arXiv:2512.07004."""
 H100 = AccumulationPlan(AccumulationOrder.BLOCK_FMA, FP32, block=16, bits=26, rounding=SumRounding.TOWARD_ZERO)
