@@ -67,9 +67,13 @@ def run_subject(
     seed: int = 0,
     kernels: object = "auto",
     progress: Progress | None = None,
+    watch: Callable[..., Any] | None = None,
     **settings: Any,
 ) -> Outcome:
-    """``audit_subject``, with the exception that ended the run; Ctrl-C is one of them."""
+    """``audit_subject``, with the exception that ended the run; Ctrl-C is one of them.
+
+    ``watch`` makes the audit, in place of ``pl.audit`` and with its arguments.
+    """
     if not isinstance(subject, Subject):
         raise SubjectError(
             f"audit_subject needs a Subject, got {type(subject).__name__}", hint="pl.Subject(model=..., batch=..., loss=...)"
@@ -80,7 +84,7 @@ def run_subject(
     with seeded(seed):
         loop = _make_loop(subject, low, how)
         chosen = resolve_kernels(wanted, low, loop.device)
-        outcome, reached = _run(loop, steps, chosen, progress, settings)
+        outcome, reached = _run(loop, steps, chosen, progress, watch, settings)
     _describe(outcome, loop, reached, steps)
     outcome.report.record.settings.update(
         subject=subject.name,
@@ -115,10 +119,12 @@ def _make_loop(subject: Subject, dtype: LowDtype, mode: Mode) -> Loop:
         raise SubjectError(f"the model or optimizer could not be built ({_said(error)})", hint="--debug shows where") from error
 
 
-def _run(loop: Loop, steps: int, kernels: Kernels, progress: Progress | None, settings: dict[str, Any]) -> tuple[Outcome, int]:
+def _run(
+    loop: Loop, steps: int, kernels: Kernels, progress: Progress | None, watch: Callable[..., Any] | None, settings: dict[str, Any]
+) -> tuple[Outcome, int]:
     from precisionlab.session import audit
 
-    watcher = audit(model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler, kernels=str(kernels), **settings)
+    watcher = (watch or audit)(model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler, kernels=str(kernels), **settings)
     error: BaseException | None = None
     step = 0
     try:

@@ -46,7 +46,7 @@ def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float, site: Site
         return None
     if stats.max_abs > torch.finfo(pair.lo.dtype).max / 2:
         return None  # a mask: what is added to the end of the range is meant to vanish
-    found = _increments(call, pair, site)
+    found = increments(call, pair, site)
     if found is None:
         return None
     base, addend, alpha = found
@@ -60,7 +60,7 @@ def pending_write_back(call: OpCall, pair: Pair, limit: float) -> tuple[torch.dt
     """For a wide sum whose base is an exact copy of a narrow tensor: what rounding it back to that format would lose."""
     if call.info.in_place or all(p.twin.narrow is None for p in call.inputs):
         return None
-    found = _increments(call, pair)
+    found = increments(call, pair)
     if found is None:
         return None
     base, addend, alpha = found
@@ -80,7 +80,7 @@ def pending_write_back(call: OpCall, pair: Pair, limit: float) -> tuple[torch.dt
     return (state.narrow, lost) if worth else None
 
 
-def _increments(call: OpCall, pair: Pair, site: Site | None = None) -> tuple[Tensor, Tensor, float] | None:
+def increments(call: OpCall, pair: Pair, site: Site | None = None) -> tuple[Tensor, Tensor, float] | None:
     """``(base, addend, alpha)`` with base + alpha * addend the exact sum."""
     name, args = call.info.name, call.args
     if name in _PAIRWISE:

@@ -1,0 +1,1 @@
+"""How errors grow with depth, sequence length, batch and scale: measured at several sizes, fitted, forecast, confirmed."""
