@@ -26,6 +26,7 @@ from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.accumulators import Accumulators
 from precisionlab.trackers.chains import Chains
 from precisionlab.trackers.events import EventRules, keeps_before
+from precisionlab.trackers.ledger import Ledger
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.optimizer_state import OptimizerState
 from precisionlab.trackers.parameters import Parameters
@@ -76,6 +77,11 @@ class Observation:
         self._rules = EventRules(self._log, self.thresholds, plans, local=self.preset != "quick", exhaustive=self.preset == "full")
         self._mode = GuardedMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         self._mode.guard = self._guard
+        court = self._protocol.court
+        self._ledger = Ledger(self._log, self.memory, self._locator, lambda: court.scale) if self.preset == "full" else None
+        if self._ledger is not None:
+            self._protocol.ledger = self._ledger
+            self._modules.on_enter, self._modules.after = self._ledger.entering, self._ledger.leaving
         if kernels == "fast":
             from precisionlab.shadow.fast import fast_low_side
 
@@ -113,6 +119,8 @@ class Observation:
         self._modules.install()
         self._protocol.install()
         self._mode.__enter__()  # type: ignore[no-untyped-call]
+        if self._ledger is not None:
+            self._ledger.__enter__()
         self._observing = True
 
     def _rest(self) -> None:
@@ -126,6 +134,8 @@ class Observation:
             by_address.clear()  # storage addresses are used again
 
     def _look_away(self) -> None:
+        if self._ledger is not None and self._observing:
+            self._ledger.remove()
         self._observing = False
         self._mode.off()
         self._protocol.remove()
@@ -147,6 +157,8 @@ class Observation:
             record = self._rules.op(call)
             if record is not None:
                 self._steps[-1].ops += 1
+                if self._ledger is not None:
+                    self._ledger.executed.append(record.site)
                 for pair in call.outputs:
                     pair.twin.site = record.site
                 self._protocol.op(call)
@@ -349,6 +361,7 @@ class Observation:
             backwards=self._protocol.backwards,
             optimizer_steps=self._optimizer_steps,
             skipped_steps=self._protocol.skipped,
+            ledger=self._ledger.record() if self._ledger is not None else None,
             scaler=self._protocol.scale_summary(),
         )
 

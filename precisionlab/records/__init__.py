@@ -1,6 +1,7 @@
 """Plain data of a run: the torch-free half starts here."""
 
 from precisionlab.records.enums import EventKind, Kind, Phase, SinkKind, Verdict
+from precisionlab.records.ledger import LedgerRecord, LedgerShare
 from precisionlab.records.run import (
     Coverage,
     EventRecord,
@@ -20,6 +21,8 @@ __all__ = [
     "EventRecord",
     "Evidence",
     "Kind",
+    "LedgerRecord",
+    "LedgerShare",
     "OpRecord",
     "ParameterRecord",
     "Phase",

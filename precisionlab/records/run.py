@@ -6,9 +6,12 @@ Standard library only: a record can be pickled, stored as JSON and judged on a m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precisionlab.records.enums import EventKind, Phase, SinkKind, Verdict
+
+if TYPE_CHECKING:
+    from precisionlab.records.ledger import LedgerRecord
 
 Evidence = dict[str, "float | int | str | bool"]
 """Numbers with their unit in the name (``drift_u``, ``flushed_energy_share``)."""
@@ -171,6 +174,8 @@ class RunRecord:
     parameters: list[ParameterRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     scaler: dict[str, Any] | None = None
+    ledger: LedgerRecord | None = None
+    """Which calls made the loss error (preset full); None where it was not kept."""
     coverage: Coverage = field(default_factory=Coverage)
     environment: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from collections import defaultdict
 from typing import Any
 
 from precisionlab.checks.base import Check, Fault, check_for
-from precisionlab.records import EventKind, EventRecord, Phase, RunRecord, SinkKind, SinkRecord, Verdict
+from precisionlab.records import EventKind, EventRecord, Phase, RunRecord, SinkKind, SinkRecord, Site, Verdict
 from precisionlab.report.model import Column, Finding, OpVerdict, Report
 from precisionlab.report.scale_advice import with_scale
 from precisionlab.thresholds import Thresholds
@@ -72,7 +72,8 @@ def judge(record: RunRecord, thresholds: Thresholds) -> Report:
     findings = [with_scale(f, record.scaler) for f in (_finding(fault) for fault in faults) if f is not None]
     findings.sort(key=lambda f: (-f.verdict.severity, f.first_step, f.code, f.module, f.op, f.source))
     reported = {(f.module, f.op, f.source) for f in findings}
-    ops = [_op_verdict(op, findings, thresholds) for op in record.ops]
+    shares = _loss_shares(record)
+    ops = [_op_verdict(op, findings, thresholds, shares.get(op.site)) for op in record.ops]
     ops.sort(key=lambda o: (-o.verdict.severity, -o.drift_u))
     quiet = sum(e.count for e in record.events if (e.site.module, e.site.op, e.site.source) not in reported)
     return Report(_overall(findings, record), findings, ops, record, _inherited(record), quiet, list(record.notes))
@@ -284,7 +285,7 @@ def _finding(fault: Fault) -> Finding | None:
     )
 
 
-def _op_verdict(op: Any, findings: list[Finding], limits: Thresholds) -> OpVerdict:
+def _op_verdict(op: Any, findings: list[Finding], limits: Thresholds, loss_share: float | None) -> OpVerdict:
     site = op.site
     mine = [f for f in findings if (f.module, f.op, f.source, f.phase) == (site.module, site.op, site.source, site.phase)]
     worst = Verdict.worst([f.verdict for f in mine])
@@ -312,7 +313,19 @@ def _op_verdict(op: Any, findings: list[Finding], limits: Thresholds) -> OpVerdi
         op.rho_p99,
         op.rho_max,
         op.gain_max,
+        loss_share,
     )
+
+
+def _loss_shares(record: RunRecord) -> dict[Site, float]:
+    """Op site -> its share of the expected loss error (root sum of squares), where the ledger explains enough to rank."""
+    if record.ledger is None or not record.ledger.ranks:
+        return {}
+    energies: dict[Site, float] = defaultdict(float)
+    for share in record.ledger.shares:
+        if share.op is not None:
+            energies[share.op] += share.rss_share**2
+    return {site: math.sqrt(energy) for site, energy in energies.items()}
 
 
 def _overall(findings: list[Finding], record: RunRecord) -> Verdict:

@@ -10,6 +10,7 @@ import math
 from precisionlab.records import Coverage, Verdict
 from precisionlab.report.lines import INDENT, Line, labelled, percent_down, plural, table, wrap
 from precisionlab.report.model import Column, Finding, OpVerdict, Report
+from precisionlab.report.table_ledger import ledger_lines
 from precisionlab.report.table_parameters import parameter_lines
 from precisionlab.report.table_steps import scaler_lines, step_lines
 from precisionlab.report.to_json import all_notes
@@ -36,6 +37,7 @@ def render_table(report: Report, all_ops: bool = False, color: bool = False, wid
         step_lines(report, all_ops, width),
         parameter_lines(report, all_ops, width),
         scaler_lines(report, all_ops, width),
+        ledger_lines(report, all_ops, width),
         _coverage(report, all_ops, width),
         _read_on(report, width),
     ]

@@ -12,7 +12,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any
 
-from precisionlab.records import Coverage, ParameterRecord, Plan, StepRecord
+from precisionlab.records import Coverage, LedgerRecord, ParameterRecord, Plan, StepRecord
 from precisionlab.report.model import Column, Finding, OpVerdict, Report
 
 SCHEMA_VERSION = 1
@@ -30,7 +30,7 @@ def report_to_dict(report: Report) -> dict[str, Any]:
         "parameters": [_parameter(parameter) for parameter in record.parameters],
         "scaler": None if record.scaler is None else plain(record.scaler),
         "growth": {},
-        "ledger": None,
+        "ledger": None if record.ledger is None else _ledger(record.ledger),
         "coverage": _coverage(record.coverage),
         "environment": plain(record.environment),
         "settings": plain(record.settings),
@@ -51,7 +51,9 @@ def report_to_json(report: Report) -> str:
 
 def all_notes(report: Report) -> list[str]:
     """The notes of the record and of the judge, each once."""
-    return list(dict.fromkeys([*report.record.notes, *report.notes]))
+    ledger = report.record.ledger
+    undefined = [f"the loss error is not attributed: {ledger.undefined}"] if ledger is not None and ledger.undefined else []
+    return list(dict.fromkeys([*report.record.notes, *report.notes, *undefined]))
 
 
 def plain(value: Any) -> Any:
@@ -129,6 +131,27 @@ def _trial(trial: dict[str, Any]) -> dict[str, Any]:
 
 def _column(column: Column) -> dict[str, Any]:
     return {"verdict": str(column.verdict), "evidence": plain(column.evidence)}
+
+
+def _ledger(ledger: LedgerRecord) -> dict[str, Any]:
+    """Sites are listed only where enough is explained to rank them."""
+    shares = ledger.shares if ledger.ranks else []
+    return {
+        "loss_error": number(ledger.loss_error),
+        "predicted": number(ledger.predicted),
+        "explained": number(ledger.explained),
+        "method": ledger.method,
+        "shares": [
+            {
+                "module": share.site.module,
+                "op": share.site.op,
+                "source": share.site.source,
+                "share": number(share.share if share.share is not None else 0.0),
+                "rss": number(share.rss),
+            }
+            for share in shares
+        ],
+    }
 
 
 def _parameter(parameter: ParameterRecord) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -71,6 +72,10 @@ class ModuleStack:
         self._handles: list[Any] = []
         self.on_exit: Any = None
         """Called as ``on_exit(module, path, output, depth)`` after a module's forward; depth 0 is an outermost module."""
+        self.on_enter: Callable[[nn.Module], None] | None = None
+        """Called before a module's forward."""
+        self.after: Callable[[nn.Module], None] | None = None
+        """Called after a module's forward, also where it raised."""
         self.preferred: nn.Module | None = None
 
     def install(self) -> None:
@@ -119,8 +124,12 @@ class ModuleStack:
         else:
             self.roots.append(self.roots[0])
         self.paths.append(self.name_of(module))
+        if self.on_enter is not None:
+            self.on_enter(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.after is not None:
+            self.after(module)
         if not self.paths:
             return
         path = self.paths.pop()

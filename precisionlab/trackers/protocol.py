@@ -22,6 +22,7 @@ from precisionlab.trackers.court import Court
 from precisionlab.trackers.gradients import GradientProtocol
 from precisionlab.trackers.hand_scale import HandScale
 from precisionlab.trackers.handmade import Handmade, leaves_of
+from precisionlab.trackers.ledger import Ledger
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.norms import Norms
 from precisionlab.trackers.parameters import Parameters
@@ -53,6 +54,8 @@ class Protocol:
         self._norms = Norms(self.court)
         self.recompute = Recompute(self.court)
         self.handmade = Handmade(self.court)
+        self.ledger: Ledger | None = None
+        self._entered = False
         self._patches = Patches()
 
     def scale_summary(self) -> dict[str, Any] | None:
@@ -122,6 +125,16 @@ class Protocol:
         if scale > 0:
             court.timeline.loss(lo / scale, hi / scale, court.scale if court.scaled else None)
 
+    def _account(self, roots: list[Tensor], weights: Any) -> None:
+        """The loss error that the ledger has to explain."""
+        given = list(weights) if isinstance(weights, (list, tuple)) else [weights] * len(roots)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for root, weight in zip(roots, given, strict=False):
+                twin = self.court.memory.get(root)
+                if self.ledger is not None and twin is not None and not root.is_complex():
+                    unit = self.court.scale**twin.power if self.court.scaled and twin.power == twin.power else 1.0
+                    self.ledger.root(root, self.court.memory.window(root, twin), weight, unit)
+
     def before_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """The optimizer is about to use its gradients."""
         self.gradients.before_step(optimizer, params)
@@ -143,11 +156,26 @@ class Protocol:
 
     def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """``torch.autograd.grad``: its leaves may be stepped by hand."""
+        if self._again():
+            return original(outputs, inputs, *args, **kwargs)
         self.court.backwards += 1
+        if self.ledger is not None:
+            roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+            self._account(roots, args[0] if args else kwargs.get("grad_outputs"))
         self.handmade.learn((t, self.court.parameters.name_of(t, name)) for t, name in leaves_of(inputs))
-        return original(outputs, inputs, *args, **kwargs)
+        inside, self._entered = self._entered, True
+        try:
+            return original(outputs, inputs, *args, **kwargs)
+        finally:
+            self._entered = inside
+
+    def _again(self) -> bool:
+        """Under a function mode, torch calls ``backward`` and ``grad`` a second time from inside; a pass within a pass is another one."""
+        return self._entered and torch._C._current_autograd_node() is None
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._again():
+            return original(tensors, *args, **kwargs)
         court = self.court
         court.backwards += 1
         roots = [tensors] if isinstance(tensors, Tensor) else [t for t in tensors if isinstance(t, Tensor)]
@@ -161,7 +189,13 @@ class Protocol:
                 self._scaled_by_hand(twin, site)
             if root.numel() == 1 and not root.is_complex():
                 self._loss(root, twin)
-        out = original(tensors, *args, **kwargs)
+        if self.ledger is not None:
+            self._account(roots, args[0] if args else kwargs.get("grad_tensors"))
+        inside, self._entered = self._entered, True
+        try:
+            out = original(tensors, *args, **kwargs)
+        finally:
+            self._entered = inside
         self.gradients.note()
         self.handmade.learn(self.gradients.leaves)
         if court.scaled and not court.with_scaler:
