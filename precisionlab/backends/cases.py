@@ -2,7 +2,7 @@
 
 A case is a function from terms X of shape (rows, n), in the storage dtype, to the rows' sums (rows,) as the kernel under test returned
 them. It calls one ATen op, directly, and must not round anywhere else: it fills the other operands with ones and zeros. Cases for ops
-whose terms cannot be chosen freely (squares, exponentials, running means) return any function of X instead and are judged by error.
+whose terms cannot be chosen freely (squares, exponentials, running means) return any function of X instead and are judged by error (``error_level``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 
 import torch
 
-from precisionlab.backends.errors import Unfolded
+from precisionlab.backends.error_level import Unfolded
 from precisionlab.errors import RegistryError
 
 Tensor = torch.Tensor
@@ -28,7 +28,7 @@ class Method(Enum):
     MASKS = "masks"
     """The terms are free: summation tree, significand, rounding, subnormals, overflow (``trees``, ``additions``)."""
     ERROR = "error"
-    """Only results can be compared with the same op in fp64 (``errors``)."""
+    """Only results can be compared with the same op in fp64 (``error_level``)."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from precisionlab.backends.additions import Additions, ask_additions, flushes_subnormals, term_bits
 from precisionlab.backends.cases import DTYPES, Adapter, Case, Method, all_cases
-from precisionlab.backends.errors import accumulation_by_error, error_level, lost_share
+from precisionlab.backends.error_level import accumulation_by_error, error_level, lost_share
 from precisionlab.backends.profile import Entry, Order, Origin, Profile, Rounding, SizeClass
 from precisionlab.backends.trees import FloatArray, Masks, NotASumError, Sums, Tree, summation_tree
 from precisionlab.formats.catalogue import FP32, get_format

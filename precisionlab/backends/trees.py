@@ -66,6 +66,7 @@ class Tree:
 
     @property
     def leaves(self) -> int:
+        """How many terms were asked about."""
         return len(self.positions)
 
     @property

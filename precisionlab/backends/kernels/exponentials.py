@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from precisionlab.backends.cases import Method, case
-from precisionlab.backends.errors import EXPONENTIALS, NEGATED_LOG, RECIPROCAL
+from precisionlab.backends.error_level import EXPONENTIALS, NEGATED_LOG, RECIPROCAL
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from precisionlab.backends.cases import Method, case
-from precisionlab.backends.errors import MEAN_SQUARES, SQUARES
+from precisionlab.backends.error_level import MEAN_SQUARES, SQUARES
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
