@@ -2,7 +2,7 @@
 
 A case is a function from terms X of shape (rows, n), in the storage dtype, to the rows' sums (rows,) as the kernel under test returned
 them. It calls one ATen op, directly, and must not round anywhere else: it fills the other operands with ones and zeros. Cases for ops
-whose terms cannot be chosen freely (squares, exponentials, running means) return any function of X instead and are judged by error (``error_level``).
+whose terms cannot be chosen freely (squares, exponentials, running means) return any function of X instead and are judged by error.
 """
 
 from __future__ import annotations
