@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from precisionlab import scenarios
     from precisionlab.records import Verdict
     from precisionlab.report.model import Finding, Report
     from precisionlab.session import audit
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Finding", "Report", "Subject", "Thresholds", "Verdict", "__version__", "audit", "audit_subject"]
+__all__ = ["Finding", "Report", "Subject", "Thresholds", "Verdict", "__version__", "audit", "audit_subject", "scenarios"]
 
 _HOME = {
     "Finding": "precisionlab.report.model",
@@ -32,6 +33,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "scenarios":
+        return importlib.import_module("precisionlab.scenarios")
     if name not in _HOME:
         raise AttributeError(f"module 'precisionlab' has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOME[name]), name)

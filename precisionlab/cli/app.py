@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from precisionlab import __version__
-from precisionlab.cli import audit, explain, probe, run
+from precisionlab.cli import audit, explain, probe, run, scenarios
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.guard import internal_error, say
 
@@ -29,6 +29,7 @@ app.command(epilog=run.EPILOG, short_help="Run a training script as it is and sa
 )
 app.command(epilog=probe.EPILOG, short_help="Measure what the kernels of this machine accumulate in.")(probe.probe)
 app.command(epilog=explain.EPILOG, short_help="Say what a finding code means and how to repair it.")(explain.explain)
+app.add_typer(scenarios.app, name="scenarios", short_help="Known failures: see each happen, see it named, see it repaired.")
 
 
 def version_text() -> str:
