@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def parse_axis(text: str) -> Axis:
             f"{name} has one size, {sizes[0]:g}: growth needs several, and a law {MIN_SIZES}",
             hint=f"--along {name}={sizes[0]:g}:{sizes[0] * 16:g}:x2",
         )
-    if any(b <= a for a, b in zip(sizes, sizes[1:], strict=False)):
+    if any(b <= a for a, b in itertools.pairwise(sizes)):
         raise SettingsError(
             f"the sizes of {name} must ascend, got {words}", hint=f"--along {name}={','.join(f'{s:g}' for s in sorted(set(sizes)))}"
         )
@@ -81,7 +82,8 @@ def _range(name: str, words: str) -> tuple[float, ...]:
         raise SettingsError(f"the sizes of {name} must ascend, got {words}", hint=f"--along {name}={parts[1]}:{parts[0]}:x2")
     if step.group(1) == "x" and by <= 1:
         raise SettingsError(f"a factor of {by:g} makes no new sizes of {name}", hint=f"--along {name}={parts[0]}:{parts[1]}:x2")
-    sizes, size = [], first
+    sizes: list[float] = []
+    size = first
     while size <= last * (1 + 1e-9) and len(sizes) <= MOST_SIZES:
         sizes.append(size if name == SCALE else float(round(size)))
         size = size * by if step.group(1) == "x" else size + by

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-
 from precisionlab.errors import PrecisionLabError, SettingsError, SubjectError
 from precisionlab.growth.axes import BATCH, SCALE, Axis
 from precisionlab.growth.measurement import UNIT_ROUNDOFFS, Measurement, Quantity, Sweep
@@ -70,7 +69,7 @@ class Sweeper:
         check_axes(self.subject, (axis,))
         sweep = Sweep(axis.name, str(self.dtype))
         for index, size in enumerate(axis.sizes):
-            reason = self._too_large(sweep, size)
+            reason = self.obstacle(sweep, size)
             if reason:
                 sweep.skipped.update(dict.fromkeys(axis.sizes[index:], reason))
                 break
@@ -134,7 +133,7 @@ class Sweeper:
         gc.collect()
         return found
 
-    def _too_large(self, sweep: Sweep, size: float) -> str:
+    def obstacle(self, sweep: Sweep, size: float) -> str:
         """Why ``size`` is not started; empty when it is. Time and memory are those of the sizes before, continued as a power law."""
         seconds = _continued(sweep, size, lambda m: m.seconds) * self.seeds
         left = self.deadline - time.monotonic()
@@ -226,7 +225,8 @@ def _measurement(
 
 
 def _peaks(record: RunRecord) -> dict[str, float]:
-    """Largest exact magnitude by place, of results stored in a half format. Scaled gradients are brought to the end of the range on purpose."""
+    """Largest exact magnitude by place, of results stored in a half format; not of scaled gradients, which a scaler brings to the end of
+    the range on purpose."""
     phases = (Phase.FORWARD,) if record.scaler is not None else _MEASURED_PHASES
     found: dict[str, float] = {}
     for op in record.ops:
