@@ -9,7 +9,7 @@ first step (from 0) at which the numbers show the fault, measured without the au
 the numbers first show it a report names it (1: a report made at the end of that very step).
 
 Exit 1 when a sound training is called broken, has more than 5 risky findings per 1000 op instances or other losses than the plain run,
-and when a wrong one is not named, or not within three steps.
+and when a wrong one is not named, not within three steps, or before its numbers show anything.
 """
 
 from __future__ import annotations
@@ -73,14 +73,16 @@ class Named:
     """Of the finding in the report of the whole run."""
     within: int | None = None
     """Steps, counted from ``shows``, after which a report has the finding; None when no report has it within three."""
+    early: bool = False
+    """A report that ends before the fault shows has the finding."""
     ops: int = 0
     others: list[str] = field(default_factory=list)
     """Further broken findings."""
 
     @property
     def good(self) -> bool:
-        """Whether the fault is real and was named in time."""
-        return self.shows is not None and self.code != "" and self.within is not None
+        """Whether the fault is real and was named in time, and not before."""
+        return self.shows is not None and self.code != "" and self.within is not None and not self.early
 
 
 def names(wrong: Wrong, finding: pl.Finding) -> bool:
@@ -112,7 +114,7 @@ def numbers_of(wrong: Wrong, steps: int) -> Probe:
 
 
 def name_fault(wrong: Wrong, steps: int, *, show_events: bool = False) -> Named:
-    """Measure the fault, audit the whole run, and audit runs that end one, two and three steps after the fault shows."""
+    """Measure the fault, audit the whole run, and runs that end just before the fault shows and one, two and three steps later."""
     probe = numbers_of(wrong, steps)
     row = Named(wrong.name, probe.shows)
     if probe.shows is None:
@@ -125,6 +127,8 @@ def name_fault(wrong: Wrong, steps: int, *, show_events: bool = False) -> Named:
     row.others = [f"{f.code} {f.op} {f.source}" for f in broken if f is not found]
     if found is not None:
         row.code, row.op, row.source, row.first_step = found.code, found.op, found.source, found.first_step
+    if probe.shows:
+        row.early = any(names(wrong, f) for f in audited(wrong, probe.shows).findings)
     for within in range(1, PROMPT + 1):
         if any(names(wrong, f) for f in audited(wrong, probe.shows + within).findings):
             row.within = within
@@ -162,7 +166,7 @@ def wrong_line(row: Named) -> str:
         return f"{row.name:24} the numbers show no fault"
     said = f"{row.code} {row.op} {row.source}" if row.code else "NOT NAMED"
     first = "-" if row.first_step is None else str(row.first_step)
-    within = "late" if row.within is None else str(row.within)
+    within = "EARLY" if row.early else "late" if row.within is None else str(row.within)
     others = "; ".join(row.others) or "none"
     return f"{row.name:24}{row.shows:6}{row.share:8.2g}{row.last_share:8.2g}  {said:44}{first:>6}{within:>8}  {others}"
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bench.models.data import digit_images, text
 from bench.models.language import GPT
 from bench.models.plan import PLANS, Step, Trainer, adamw
 from bench.models.vision import cnn
 
-FP16_AMP, _, _, BF16_PURE = PLANS
+BF16_PURE = PLANS[3]
 HALF = 0.5
 """Surviving share below which the numbers show the fault."""
 
@@ -109,36 +110,54 @@ def fp16_without_scaler(probe: Probe | None) -> Step:
     return step
 
 
-@wrong("pure-bf16-small-lr", codes={"PL301"}, kind="swamping", ops=("AdamW", "add_", "addcdiv_", "_foreach_addcdiv_"))
-def pure_bf16_small_lr(probe: Probe | None) -> Step:
-    """Weights, gradients and AdamW in bf16 at lr 1e-5: the updates are smaller than half the spacing of the weights.
+def pure_bf16(probe: Probe | None, rate: Callable[[int], float], *, vectors: bool = True) -> Step:
+    """A GPT whose weights, gradients and AdamW are bf16, at learning rate ``rate(step)``. ``vectors``: gains and biases are trained.
 
     The number: the projection of the step that the weights took on the step of an AdamW in fp64 fed with the same gradients.
     """
     model = GPT().bfloat16()
-    settings = {"lr": 1e-5, "weight_decay": 0.0}
-    optimizer = torch.optim.AdamW(model.parameters(), **settings)  # type: ignore[arg-type]
-    exact = [p.detach().double().requires_grad_() for p in model.parameters()]
-    judge = torch.optim.AdamW(exact, **settings)  # type: ignore[arg-type]
+    for p in model.parameters():
+        p.requires_grad_(vectors or p.dim() > 1)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1.0, weight_decay=0.0)
+    exact = [p.detach().double().requires_grad_() for p in trained]
+    judge = torch.optim.AdamW(exact, lr=1.0, weight_decay=0.0)
 
     def step(i: int) -> Tensor:
+        for group in (*optimizer.param_groups, *judge.param_groups):
+            group["lr"] = rate(i)
         optimizer.zero_grad()
         loss = mean_loss(model, i)
         loss.backward()
         if probe is None:
             optimizer.step()
             return loss.detach()
-        before = [p.detach().double() for p in model.parameters()]
-        for e, b, p in zip(exact, before, model.parameters(), strict=True):
+        before = [p.detach().double() for p in trained]
+        for e, b, p in zip(exact, before, trained, strict=True):
             e.data.copy_(b)
             e.grad = p.grad.double() if p.grad is not None else None
         judge.step()
         optimizer.step()
-        moved = [p.detach().double() - b for p, b in zip(model.parameters(), before, strict=True)]
+        moved = [p.detach().double() - b for p, b in zip(trained, before, strict=True)]
         probe.note(projection(moved, [e.detach() - b for e, b in zip(exact, before, strict=True)]))
         return loss.detach()
 
     return step
+
+
+_UPDATE_OPS = ("AdamW", "add_", "addcdiv_", "_foreach_addcdiv_")
+
+
+@wrong("pure-bf16-small-lr", codes={"PL301"}, kind="swamping", ops=_UPDATE_OPS)
+def pure_bf16_small_lr(probe: Probe | None) -> Step:
+    """Weights, gradients and AdamW in bf16 at lr 1e-5: the updates are smaller than half the spacing of the weights."""
+    return pure_bf16(probe, lambda i: 1e-5)
+
+
+@wrong("pure-bf16-decayed-lr", codes={"PL301"}, kind="swamping", ops=_UPDATE_OPS)
+def pure_bf16_decayed_lr(probe: Probe | None) -> Step:
+    """Matrices alone, at a learning rate that is sound for them at first, 1e-3, and falls by a tenth each step."""
+    return pure_bf16(probe, lambda i: 1e-3 * 0.9**i, vectors=False)
 
 
 @wrong("bf16-ema", codes={"PL302"}, kind="swamping", ops=("lerp_", "add_", "mul_"))
@@ -163,6 +182,40 @@ def bf16_ema(probe: Probe | None) -> Step:
                     e.lerp_(p.double(), 1e-4)
                 went = [a.double() - s for a, s in zip(average, start, strict=True)]
                 probe.note(projection(went, [e - s for e, s in zip(exact, start, strict=True)]))
+        return loss
+
+    return step
+
+
+@wrong("bf16-ema-late", codes={"PL302"}, kind="swamping", ops=("lerp_", "add_", "mul_"))
+def bf16_ema_late(probe: Probe | None) -> Step:
+    """The average of torch.optim.swa_utils with decay 0.9999, of bf16 weights with fp32 masters, begun at step 20.
+
+    The number: as for bf16-ema, from step 20.
+    """
+    model = BF16_PURE.model(GPT())
+    trainer = Trainer(BF16_PURE, model, adamw())
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9999))
+    kept = list(average.module.parameters())
+    start: list[Tensor] = []
+    exact: list[Tensor] = []
+
+    def step(i: int) -> Tensor:
+        loss = trainer.step(lambda: mean_loss(model, i))
+        if i < 20:
+            if probe is not None:
+                probe.note(1.0)
+            return loss
+        if not start:
+            average.update_parameters(model)  # the first call copies
+            start.extend(a.detach().double() for a in kept)
+            exact.extend(s.clone() for s in start)
+        average.update_parameters(model)
+        if probe is not None:
+            for e, p in zip(exact, model.parameters(), strict=True):
+                e.lerp_(p.detach().double(), 1e-4)
+            went = [a.detach().double() - s for a, s in zip(kept, start, strict=True)]
+            probe.note(projection(went, [e - s for e, s in zip(exact, start, strict=True)]))
         return loss
 
     return step

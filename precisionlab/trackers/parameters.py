@@ -46,6 +46,8 @@ class _History:
         "nonfinite",
         "record",
         "run",
+        "run_dot",
+        "run_hi_sq",
         "steps",
         "update_dot",
         "update_hi_sq",
@@ -53,7 +55,7 @@ class _History:
 
     def __init__(self, record: ParameterRecord) -> None:
         self.record = record
-        self.dot = self.hi_sq = self.update_dot = self.update_hi_sq = 0.0
+        self.dot = self.hi_sq = self.update_dot = self.update_hi_sq = self.run_dot = self.run_hi_sq = 0.0
         self.run = self.lost_run = 0
         self.events = NO_EVENTS
         self.last_events = NO_EVENTS
@@ -204,6 +206,8 @@ class Parameters:
         ``state`` gives the tensors of optimizer state of a parameter: one that holds what a step lost will bring it in later (Kahan).
         """
         self.steps_seen += 1
+        lossy: list[tuple[str, Tensor, Any, _History, Any]] = []
+        taken = wanted = 0.0
         for name, p in params:
             old = before.get(id(p))
             twin = self.memory.get(p) if old is not None else None
@@ -221,7 +225,9 @@ class Parameters:
             history = self._history(name, p)
             if moved.dot < self.limits.update_efficiency * moved.hi_sq and any(self.holds_what_was_lost(p, t) for t in state(p)):
                 history.run = history.lost_run = 0
+                history.run_dot = history.run_hi_sq = 0.0
                 continue
+            taken, wanted = taken + moved.dot, wanted + moved.hi_sq
             history.update_dot += moved.dot
             history.update_hi_sq += moved.hi_sq
             record = history.record
@@ -232,9 +238,14 @@ class Parameters:
             self._loses_range(name, twin, moved, history)
             if step_efficiency < self.limits.update_efficiency and history.gradient_intact and UNIT_ROUNDOFF[p.dtype] >= 2.0**-11:
                 history.run += 1
-                self._swamped(name, p, twin, history, moved, step_efficiency, optimizer)
+                history.run_dot += moved.dot
+                history.run_hi_sq += moved.hi_sq
+                lossy.append((name, p, twin, history, moved))
             else:
-                history.run = 0
+                history.run, history.run_dot, history.run_hi_sq = 0, 0.0, 0.0
+        whole = taken < self.limits.update_efficiency * wanted
+        for name, p, twin, history, moved in lossy:
+            self._swamped(name, p, twin, history, moved, optimizer, whole)
 
     def _broke(self, name: str, p: Tensor, hi: Tensor, twin: Any) -> bool:
         """The step made weights Inf or NaN that are finite in fp64."""
@@ -301,7 +312,8 @@ class Parameters:
             evidence: Evidence = {"efficiency": efficiency, "steps": history.lost_run, "parameter": name}
             self.log.sink(SinkKind.UPDATE, name, twin.site, causes, Verdict.BROKEN, text, evidence)
 
-    def _swamped(self, name: str, p: Tensor, twin: Any, history: _History, moved: Any, step_efficiency: float, optimizer: str) -> None:
+    def _swamped(self, name: str, p: Tensor, twin: Any, history: _History, moved: Any, optimizer: str, whole: bool) -> None:
+        """``whole``: the step of the optimizer as a whole loses too much, not only that of this parameter."""
         # the step from the same start is smaller in the stored weights: rounding of w + dw is the only thing between them
         if moved.stalled < 0.25 * max(moved.moved, 1):
             return
@@ -309,7 +321,7 @@ class Parameters:
         site = twin.site or self.log.site(module, f"optim.{optimizer}", Phase.OPTIMIZER, _nowhere())
         site = type(site)(module, site.op, Phase.OPTIMIZER, site.source, site.line_text, site.function)
         evidence: Evidence = {
-            "lost_share": math.sqrt(max(0.0, 1.0 - min(1.0, max(step_efficiency, 0.0)))),
+            "lost_share": math.sqrt(max(0.0, 1.0 - min(1.0, max(moved.dot / moved.hi_sq, 0.0)))),
             "swamped": moved.stalled,
             "elements": moved.elements,
             "addend_rms": math.sqrt(moved.hi_sq / max(moved.elements, 1)),
@@ -318,7 +330,9 @@ class Parameters:
             "parameter": name,
         }
         event = self.log.event(EventKind.LOST, site, NO_EVENTS, evidence, "update")
-        if history.run >= self.limits.update_steps and (history.record.update_efficiency or 0.0) < self.limits.update_efficiency:
+        # over the audit, large early steps hide what a decayed learning rate loses; but a small weight may pause while the others move
+        lost = whole or (history.record.update_efficiency or 0.0) < self.limits.update_efficiency
+        if history.run >= self.limits.update_steps and lost:
             self.log.sink(
                 SinkKind.UPDATE,
                 name,
@@ -327,7 +341,7 @@ class Parameters:
                 Verdict.BROKEN,
                 f"{moved.stalled} of {moved.moved} weights of {name} that should move do not",
                 {
-                    "efficiency": history.record.update_efficiency or 0.0,
+                    "efficiency": history.run_dot / history.run_hi_sq,
                     "swamped_share": moved.stalled / max(moved.moved, 1),
                     "steps": history.run,
                     "parameter": name,
