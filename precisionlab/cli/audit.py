@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precisionlab.backends.store import load_profile
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.config import nearest_table
 from precisionlab.cli.guard import guarded, say
@@ -102,6 +101,8 @@ def audit(
         options = _resolve(target, given, set_ or [])
         _check_output(output, force)
         if options.target is not None:
+            from precisionlab.backends.store import load_profile
+
             load_profile(options.target)
         outcome = _run(target, options, quiet)
         _write(outcome.report, options, output)

@@ -213,7 +213,7 @@ class EventRules:
         if new_nonfinite:
             raised.append(self._nonfinite(call, pair, inputs, stats, found, whole, site, dtype, carried))
             return raised
-        if flush and (_underflows(stats, pair.lo.dtype) if found is None else found.flushed_energy_share > limits.flush_share):
+        if flush and _underflows(stats, pair.lo.dtype) and (found is None or found.flushed_energy_share > limits.flush_share):
             evidence: Evidence = {
                 "flushed": stats.flushed,
                 "elements": stats.elements,
@@ -401,7 +401,7 @@ def keeps_before(info: OpInfo, t: Tensor) -> bool:
 
 
 def _underflows(stats: Stats, dtype: torch.dtype) -> bool:
-    """Without a local error: whether the zeros stand for values that the format cannot hold, not for zeros of the operands."""
+    """Whether the zeros stand for values that the format cannot hold, not for zeros of the operands or differences that cancel in fp64 only."""
     return math.sqrt(stats.flushed_sq / stats.flushed) <= _TINY.get(dtype, 0.0)
 
 

@@ -6,6 +6,7 @@ start, after which the twin restarts from the real weights.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -37,7 +38,8 @@ class Handmade:
         """Leaves that received gradients."""
         for leaf, name in leaves:
             if leaf.layout is torch.strided and leaf.dtype in UNIT_ROUNDOFF:
-                self._leaves[leaf.untyped_storage()._cdata] = (weakref.ref(leaf), name)
+                with contextlib.suppress(NotImplementedError):  # a functorch wrapper has no storage of its own
+                    self._leaves[leaf.untyped_storage()._cdata] = (weakref.ref(leaf), name)
 
     def op(self, call: OpCall) -> None:
         """One in-place op outside of backward and of ``Optimizer.step``."""
