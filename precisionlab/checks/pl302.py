@@ -21,8 +21,8 @@ class StalledAccumulator(Check):
     How it is measured
         `accumulator_error` (0.25): error of the stored value over the distance that its twin has travelled since the first write, judged
         after `accumulator_writes` (8) in-place writes and at every doubling; after `update_steps` (3) training steps where most elements
-        stand still and nothing can move them: the addends are lost, and a lerp has a weight below u. Drift of the value itself would not show it: an EMA that
-        never moved is off by 1 % of its value. Source: decay * v rounds to v for every v when 1 - decay <= u/2.
+        stand still and nothing can move them: the addends are lost, and a lerp has a weight below u. Drift of the value itself would
+        not show it: an EMA that never moved is off by 1 % of its value. Source: decay * v rounds to v for every v when 1 - decay <= u/2.
 
     Smallest example
         import torch
