@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from precisionlab.plans.plan import DtypePlan, holds, join_formats, meet_formats
-from precisionlab.plans.trials import Share, Trial, clopper_pearson, dot_trials, sample_outputs, trials
+from precisionlab.plans.trials import Sample, Share, Trial, clopper_pearson, dot_trials, sample_outputs, sample_trials, trials
 
 __all__ = [
     "DtypePlan",
+    "Sample",
     "Share",
     "Trial",
     "clopper_pearson",
@@ -15,5 +16,6 @@ __all__ = [
     "join_formats",
     "meet_formats",
     "sample_outputs",
+    "sample_trials",
     "trials",
 ]

@@ -8,6 +8,7 @@ uniformly: none of 512 flagged means a share below 0.72 %. The largest error of 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from precisionlab.errors import SettingsError
-from precisionlab.formats import FP32, AccumulationPlan, Format, SumRounding, emulate, round_to
+from precisionlab.formats import FP32, Accumulation, AccumulationPlan, Format, SumRounding, emulate, round_to
 from precisionlab.formats.accumulate_blocks import product_exponents
 from precisionlab.formats.format import FloatArray, as_float64
 
@@ -77,6 +78,35 @@ class Trial:
     """Outputs in which more than ``STAGNATED_TERMS`` of them did so and that are wrong by more than ``STAGNATED_ERROR_U``."""
     overflowed: Share
     """Outputs of which a partial sum exceeded its format, or whose finite sum the storage format cannot hold."""
+    largest: int = 0
+    """Outputs tried besides, chosen for their size: they count in maxima only, and in the next two."""
+    largest_stagnated: int = 0
+    largest_overflowed: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sampled outputs of one reduction, and what becomes of their sums before they are stored. m outputs of n terms."""
+
+    terms: FloatArray
+    """(m, n)."""
+    storage: Format
+    alignment: FloatArray | None = None
+    """2^exponent by which a block FMA aligns each term, (m, n); None: the terms' own."""
+    divisor: FloatArray | float = 1.0
+    """What each sum is divided by, a scalar or (m,): n for a mean."""
+    root: bool = False
+    """Whether the square root is taken, of a norm."""
+    uniform: int | None = None
+    """How many of the outputs, the first, were drawn uniformly; the rest for their size. None: all."""
+
+    @classmethod
+    def of_products(
+        cls, left: ArrayLike, right: ArrayLike, storage: Format, *, divisor: FloatArray | float = 1.0, uniform: int | None = None
+    ) -> Sample:
+        """Dot products of the rows of ``left`` and ``right``, both (m, n), their products exact. Raises: as ``dot_trials``."""
+        terms, alignment = _products(left, right)
+        return cls(terms, storage, alignment, divisor, uniform=uniform)
 
 
 @dataclass(frozen=True)
@@ -96,11 +126,23 @@ class _Reduction:
     is exactly zero holds nothing but noise. Source: as ``ops.local``."""
     scale: FloatArray
     """What the error of one output is relative to: the larger of |exact| and ``norm``."""
+    sums: FloatArray
+    """The exact sums, which ``exact`` is made of."""
+    total: FloatArray
+    """Sum of absolute terms: the largest that a partial sum can be, but for its roundings."""
+    divisor: FloatArray
+    root: bool
+    uniform: NDArray[np.bool_]
+    """Which outputs were drawn uniformly."""
 
     @property
     def kappa(self) -> float:
         """Largest S / scale."""
         return float((self.size / self.scale).max())
+
+    def finished(self, sums: FloatArray) -> FloatArray:
+        """What the op makes of its sums."""
+        return np.sqrt(sums / self.divisor) if self.root else sums / self.divisor
 
 
 def trials(
@@ -114,11 +156,49 @@ def trials(
     generator seeded with 0.
     Raises: SettingsError for anything but a two-dimensional array, and where no finite output is left.
     """
-    return _trials(_reduction(as_float64(terms), storage, None), plans, rng)
+    return _trials(Sample(as_float64(terms), storage), plans, rng)
 
 
-def _trials(reduction: _Reduction, plans: Iterable[AccumulationPlan], rng: np.random.Generator | None) -> tuple[Trial, ...]:
-    return tuple(_trial(reduction, plan, np.random.default_rng(0) if rng is None else rng) for plan in plans)
+def _trials(sample: Sample, plans: Iterable[AccumulationPlan], rng: np.random.Generator | None) -> tuple[Trial, ...]:
+    return sample_trials([(sample, plans)], rng=rng)[0]
+
+
+def sample_trials(
+    jobs: Iterable[tuple[Sample, Iterable[AccumulationPlan]]], *, rng: np.random.Generator | None = None
+) -> list[tuple[Trial, ...]]:
+    """``trials`` of many reductions at once, each under its plans, in their order.
+
+    Sums of one length under one plan are emulated side by side: the time goes into additions one after the other, hardly into how many
+    sums there are. Stochastic rounding draws for each plan of each sample on its own. Raises: as ``trials``.
+    """
+    reductions = [(_reduction(sample), tuple(plans)) for sample, plans in jobs]
+    results: dict[tuple[int, int], Trial] = {}
+    together: dict[tuple[AccumulationPlan, int, bool], list[tuple[int, int, float]]] = defaultdict(list)
+    for i, (reduction, plans) in enumerate(reductions):
+        n = reduction.terms.shape[1]
+        for j, plan in enumerate(plans):
+            bound = plan.bound_factor(n) * reduction.kappa
+            if _provably_invisible(reduction, plan, bound):
+                results[i, j] = _summary(reduction, plan, bound, None)
+            elif plan.rounding is SumRounding.STOCHASTIC:
+                drawn = emulate(reduction.terms, plan, np.random.default_rng(0) if rng is None else rng, alignment=reduction.alignment)
+                results[i, j] = _summary(reduction, plan, bound, drawn)
+            else:
+                together[plan, n, reduction.alignment is not None].append((i, j, bound))
+    for (plan, _, aligned), places in together.items():
+        batch = [reductions[i][0] for i, _, _ in places]
+        weights = np.concatenate([r.alignment for r in batch if r.alignment is not None]) if aligned else None
+        found = emulate(np.concatenate([r.terms for r in batch]), plan, alignment=weights)
+        start = 0
+        for (i, j, bound), reduction in zip(places, batch, strict=True):
+            rows = slice(start, start + len(reduction.exact))
+            start = rows.stop
+            results[i, j] = _summary(reduction, plan, bound, _rows(found, rows))
+    return [tuple(results[i, j] for j in range(len(plans))) for i, (_, plans) in enumerate(reductions)]
+
+
+def _rows(found: Accumulation, rows: slice) -> Accumulation:
+    return Accumulation(found.sums[rows], found.nonzero[rows], found.stagnated[rows], found.overflowed[rows], found.largest_partial[rows])
 
 
 def dot_trials(
@@ -134,13 +214,18 @@ def dot_trials(
 
     Raises: SettingsError for shapes that differ, and as ``trials``. Products are exact for operands of up to 26 digits.
     """
+    terms, alignment = _products(a, b)
+    sample = Sample(terms, storage, alignment) if products is None else Sample(round_to(terms, products), storage)
+    return _trials(sample, plans, rng)
+
+
+def _products(a: ArrayLike, b: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Products row by row, and the exponents a matrix unit aligns them by."""
     left, right = as_float64(a), as_float64(b)
     if left.shape != right.shape:
         raise SettingsError(f"operands of shapes {left.shape} and {right.shape} have no products row by row", hint="equal shapes (m, n)")
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        terms = left * right
-        alignment = product_exponents(left, right) if products is None else None
-    return _trials(_reduction(terms if products is None else round_to(terms, products), storage, alignment), plans, rng)
+        return left * right, product_exponents(left, right)
 
 
 def sample_outputs(a: ArrayLike, b: ArrayLike, m: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
@@ -174,19 +259,28 @@ def clopper_pearson(count: int, total: int, confidence: float = CONFIDENCE) -> t
     return low, high
 
 
-def _reduction(terms: FloatArray, storage: Format, alignment: FloatArray | None) -> _Reduction:
+def _reduction(sample: Sample) -> _Reduction:
+    terms = sample.terms
     if terms.ndim != 2:
         raise SettingsError(f"terms of shape {terms.shape} are no sampled outputs", hint="shape (outputs, terms)")
+    m, n = terms.shape
     with np.errstate(over="ignore", invalid="ignore"):
-        exact, size = terms.sum(1), np.abs(terms).sum(1)  # pairwise in fp64: 2^-53 log2(n) of S
-    finite = np.isfinite(size)
+        sums, total = terms.sum(1), np.abs(terms).sum(1)  # pairwise in fp64: 2^-53 log2(n) of S
+    finite = np.isfinite(total)
     if not finite.any():
         raise SettingsError("no sampled output has finite terms", hint="outputs that are finite in the program")
-    terms, exact, size = terms[finite], exact[finite], size[finite]
-    noise = _nominal_error(terms.shape[1], size) / storage.u
-    norm = max(_rms(exact), _rms(noise)) or 1.0
-    weights = None if alignment is None else alignment[finite]
-    return _Reduction(terms, weights, storage, exact, size, norm, np.maximum(np.abs(exact), norm))
+    uniform = np.arange(m) < (m if sample.uniform is None else sample.uniform)
+    divisor = np.broadcast_to(np.asarray(sample.divisor, np.float64), m)
+    terms, sums, total, uniform, divisor = terms[finite], sums[finite], total[finite], uniform[finite], divisor[finite]
+    if not uniform.any():
+        uniform = np.ones(len(sums), np.bool_)
+    exact = np.sqrt(sums / divisor) if sample.root else sums / divisor
+    size = exact if sample.root else total / np.abs(divisor)  # a root halves relative errors
+    noise = _nominal_error(n, size) / sample.storage.u
+    norm = max(_rms(exact[uniform]), _rms(noise[uniform])) or 1.0
+    weights = None if sample.alignment is None else sample.alignment[finite]
+    scale = np.maximum(np.abs(exact), norm)
+    return _Reduction(terms, weights, sample.storage, exact, size, norm, scale, sums, total, divisor, sample.root, uniform)
 
 
 def _nominal_error(n: int, size: FloatArray) -> FloatArray:
@@ -198,51 +292,41 @@ def _rms(values: FloatArray) -> float:
     return math.sqrt(float((values**2).mean()))
 
 
-def _trial(reduction: _Reduction, plan: AccumulationPlan, rng: np.random.Generator) -> Trial:
-    n = reduction.terms.shape[1]
-    bound = plan.bound_factor(n) * reduction.kappa
-    emulated = not _provably_invisible(reduction, plan, bound)
-    m = len(reduction.exact)
-    if emulated:
-        found = emulate(reduction.terms, plan, rng, alignment=reduction.alignment)
-        sums, stagnated, overflowed = found.sums, found.stagnated_share, found.overflowed
-    else:
-        sums, stagnated, overflowed = reduction.exact, np.zeros(m), np.zeros(m, np.bool_)
-    stored = round_to(sums, reduction.storage)
-    overflowed = overflowed | (~np.isfinite(stored) | (np.abs(sums) > reduction.storage.overflow_threshold))
-    return _summary(reduction, plan, emulated, bound, stored, stagnated, overflowed)
-
-
-def _summary(
-    reduction: _Reduction,
-    plan: AccumulationPlan,
-    emulated: bool,
-    bound: float,
-    stored: FloatArray,
-    stagnated: FloatArray,
-    overflowed: NDArray[np.bool_],
-) -> Trial:
-    u, m = reduction.storage.u, len(stored)
+def _summary(reduction: _Reduction, plan: AccumulationPlan, bound: float, found: Accumulation | None) -> Trial:
+    """What an emulation ``found``; None where the sums are as good as exact."""
+    storage, uniform, m = reduction.storage, reduction.uniform, len(reduction.exact)
+    sums = reduction.sums if found is None else found.sums
     with np.errstate(invalid="ignore", over="ignore"):
+        results = reduction.exact if found is None else reduction.finished(sums)
+        stored = round_to(results, storage)
         error = np.abs(stored - reduction.exact)
+    stalled = np.zeros(m) if found is None else found.stagnated_share
+    overflowed = ~np.isfinite(stored) | (np.abs(results) > storage.overflow_threshold)
+    if found is not None:
+        overflowed |= found.overflowed
     error = np.where(np.isnan(error), np.inf, error)
-    each = error / (u * reduction.scale)
-    squares = (error / (u * reduction.norm)) ** 2
-    half_ulp = reduction.storage.ulp(reduction.exact) / 2.0
+    each = error / (storage.u * reduction.scale)
+    squares = (error / (storage.u * reduction.norm))[uniform] ** 2
+    half_ulp = storage.ulp(reduction.exact) / 2.0
     rho = error / (half_ulp + _nominal_error(reduction.terms.shape[1], reduction.size))
+    stagnated = (stalled > STAGNATED_TERMS) & (each > STAGNATED_ERROR_U)
+    drawn = int(uniform.sum())
     return Trial(
         plan=plan,
-        emulated=emulated,
-        bound_u=bound / u,
+        emulated=found is not None,
+        bound_u=bound / storage.u,
         error_rms_u=math.sqrt(float(squares.mean())),
-        error_rms_interval=_ratio_interval(squares, (reduction.exact / reduction.norm) ** 2),
-        error_p99_u=_quantile(each, 0.99),
+        error_rms_interval=_ratio_interval(squares, (reduction.exact / reduction.norm)[uniform] ** 2),
+        error_p99_u=_quantile(each[uniform], 0.99),
         error_max_u=float(each.max()),
         rho_max=float(rho.max()),
-        rho_p99=_quantile(rho, 0.99),
-        stagnated_terms=float(stagnated.mean()),
-        stagnated=_share((stagnated > STAGNATED_TERMS) & (each > STAGNATED_ERROR_U), m),
-        overflowed=_share(overflowed, m),
+        rho_p99=_quantile(rho[uniform], 0.99),
+        stagnated_terms=float(stalled[uniform].mean()),
+        stagnated=_share(stagnated[uniform], drawn),
+        overflowed=_share(overflowed[uniform], drawn),
+        largest=m - drawn,
+        largest_stagnated=int(stagnated[~uniform].sum()),
+        largest_overflowed=int(overflowed[~uniform].sum()),
     )
 
 
@@ -253,7 +337,8 @@ def _provably_invisible(reduction: _Reduction, plan: AccumulationPlan, bound: fl
     formats = {plan.format, plan.outer_format, plan.stored_format}
     largest = min(fmt.max for fmt in formats)
     flush = max(fmt.min_subnormal for fmt in formats) * reduction.terms.shape[1]
-    return bool((reduction.size * (1.0 + bound) < largest).all() and (flush < limit * reduction.scale).all())
+    smallest = reduction.scale * np.abs(reduction.divisor) if not reduction.root else reduction.sums  # that a sum may be off by
+    return bool((reduction.total * (1.0 + bound) < largest).all() and (flush < limit * smallest).all())
 
 
 def _ratio_interval(squares: FloatArray, sizes: FloatArray) -> tuple[float, float]:

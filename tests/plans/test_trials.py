@@ -14,7 +14,7 @@ from precisionlab import formats as f
 from precisionlab.errors import SettingsError
 from precisionlab.formats import AccumulationOrder as Order
 from precisionlab.formats import AccumulationPlan as Plan
-from precisionlab.plans import Trial, clopper_pearson, dot_trials, sample_outputs, trials
+from precisionlab.plans import Sample, Trial, clopper_pearson, dot_trials, sample_outputs, sample_trials, trials
 
 SEQUENTIAL_FP16 = Plan(Order.SEQUENTIAL, f.FP16)
 SEQUENTIAL_FP32 = Plan(Order.SEQUENTIAL, f.FP32)
@@ -215,3 +215,35 @@ def test_stochastic_trials_repeat() -> None:
 def test_meaningless_arguments_are_refused(wrong: Any) -> None:
     with pytest.raises(SettingsError):
         wrong()
+
+
+def test_reductions_tried_together_are_judged_as_if_alone() -> None:
+    rng = np.random.default_rng(7)
+    groups = [f.round_to(rng.normal(size=(m, n)) * scale, f.FP16) for m, n, scale in ((4, 96, 1.0), (7, 96, 300.0), (3, 40, 1e-6))]
+    plans = [SEQUENTIAL_FP16, SEQUENTIAL_FP32, f.V100]
+    together = sample_trials([(Sample(terms, f.FP16), plans) for terms in groups])
+    assert together == [trials(terms, f.FP16, plans) for terms in groups]
+
+
+def test_a_mean_that_fits_is_no_overflow_though_its_sum_does_not_fit_storage() -> None:
+    terms = np.full((2, 4096), 100.0)
+    wide, narrow = sample_trials([(Sample(terms, f.FP16, divisor=4096.0), [SEQUENTIAL_FP32, SEQUENTIAL_FP16])])[0]
+    assert wide.overflowed.count == 0 and wide.error_rms_u == 0.0
+    assert narrow.overflowed.count == 2  # 409600 passes through an fp16 accumulator
+    assert trials(terms, f.FP16, [SEQUENTIAL_FP32])[0].overflowed.count == 2  # a plain sum is stored
+
+
+def test_a_norm_has_half_the_relative_error_of_its_sum_of_squares() -> None:
+    squares = np.ones((1, 4096))
+    as_sum, as_norm = sample_trials([(Sample(squares, f.FP16, root=root), [SEQUENTIAL_FP16]) for root in (False, True)])
+    # the sum stalls at 2048 of 4096, its root at sqrt(2048) of 64
+    assert as_sum[0].error_max_u * f.FP16.u == pytest.approx(0.5)
+    assert as_norm[0].error_max_u * f.FP16.u == pytest.approx(1.0 - math.sqrt(0.5), rel=f.FP16.u)
+
+
+def test_outputs_chosen_for_their_size_stay_out_of_shares() -> None:
+    terms = np.vstack([np.full((3, 600), 1.0), np.full((2, 600), 1000.0)])
+    found = sample_trials([(Sample(terms, f.FP16, divisor=600.0, uniform=3), [SEQUENTIAL_FP16])])[0][0]
+    assert (found.overflowed.count, found.overflowed.total) == (0, 3)
+    assert (found.largest, found.largest_overflowed) == (2, 2)
+    assert found.error_rms_u == 0.0 and found.error_max_u == math.inf
