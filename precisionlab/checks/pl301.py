@@ -23,8 +23,8 @@ class SwampedUpdate(Check):
         `update_efficiency` (0.5): projection of the real change of the parameter on the change its fp64 twin made. It must be low for
         `update_steps` (3) steps in a row, and either summed over the audit or for the optimizer's step as a whole: a learning rate that
         falls is found, a small weight that pauses while the others move is not. `lost_share` (0.5) finds the op. fp32 masters,
-        stochastic rounding and Kahan summation pass by evidence: their updates are not lost. Source: Micikevicius et al. 2018; Zamirai et al. 2020,
-        "Revisiting BFloat16 Training".
+        stochastic rounding and Kahan summation pass by evidence: their updates are not lost. Source: Micikevicius et al. 2018;
+        Zamirai et al. 2020, "Revisiting BFloat16 Training".
 
     Smallest example
         import torch
