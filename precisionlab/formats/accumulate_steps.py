@@ -7,6 +7,8 @@ which any rounding to p <= 51 digits is that of the exact sum (Boldo & Melquiond
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,8 @@ CountArray = NDArray[np.int64]
 
 _INNOCUOUS_PRECISION = 25
 """Largest p with 53 >= 2p + 2."""
+_COMPILED_FROM = 1 << 12
+"""Terms from which a sum is worth importing numba for."""
 _CHUNK = 1 << 17
 """Numbers held at once: about a megabyte, so that a chunk stays in cache."""
 _NATIVE: dict[Format, type[np.floating[Any]]] = {FP16: np.float16, FP32: np.float32, FP64: np.float64}
@@ -128,6 +132,8 @@ def running_sum(terms: Partials, adder: Adder) -> Partials:
     """Sums over the first axis of ``terms`` (n, rows), one addition after the other: (rows,). The first term is rounded like a sum."""
     n, rows = terms.values.shape
     members = bool(represents(terms.values, adder.fmt).all())
+    if n * rows >= _COMPILED_FROM and adder.rounding is not SumRounding.STOCHASTIC and _kernels() is not None:
+        return _compiled(terms, adder, members)
     total = np.full(rows, -0.0)  # the one number that leaves every first term as it is
     live, overflowed, largest = carried(terms)
     for first, last in _chunks(n, rows):
@@ -141,6 +147,45 @@ def running_sum(terms: Partials, adder: Adder) -> Partials:
         largest = np.maximum(largest, np.abs(sums).max(0))
         total = sums[-1]
     return Partials(total, live, overflowed, largest)
+
+
+@functools.cache
+def _kernels() -> Any:
+    """The module of compiled sums, or None where numba cannot be imported."""
+    try:
+        from precisionlab.formats import accumulate_kernels
+    except (ImportError, AttributeError):
+        return None
+    return accumulate_kernels
+
+
+def _compiled(terms: Partials, adder: Adder, members: bool) -> Partials:
+    """``running_sum`` by the compiled kernel: the same bits."""
+    fmt = adder.fmt
+    truncates = adder.rounding is SumRounding.TOWARD_ZERO
+    limit = {Overflow.INFINITY: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: fmt.max}[fmt.overflow]
+    beyond, closed = math.nan, False
+    if truncates:
+        beyond, closed = fmt.max + fmt.eps * 2.0**fmt.emax, True
+    elif fmt.overflow is Overflow.SATURATE:
+        beyond = fmt.overflow_threshold
+    sums, live, overflowed, largest = _kernels().running(
+        np.ascontiguousarray(terms.values),
+        np.ascontiguousarray(terms.live),
+        fmt != FP64 and (truncates or not members or fmt.precision > _INNOCUOUS_PRECISION),
+        fmt == FP64,
+        fmt.eps,
+        fmt.min_normal,
+        fmt.max,
+        truncates,
+        limit,
+        fmt.max if truncates else limit,
+        not fmt.has_negative_zero,
+        beyond,
+        closed,
+    )
+    before_live, before_overflowed, before_largest = carried(terms)
+    return Partials(sums, before_live + live, before_overflowed | overflowed, np.maximum(before_largest, largest))
 
 
 def pairwise_sum(terms: Partials, adder: Adder) -> Partials:
