@@ -19,10 +19,22 @@ def entry_for(profile: Profile | LiveProfile, op: str, dtype: str, args: Sequenc
 
     None where the profile has none, and for calls that sum nothing (``index_put`` that overwrites).
     """
+    wanted = _wanted(op, args, kwargs)
+    return profile.accumulation_of(wanted[0], dtype, *wanted[1:]) if wanted is not None else None
+
+
+def entries_for(profile: Profile, op: str, dtype: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Entry]:
+    """Every way in which the machine of ``profile`` may carry out that call; ``entry_for`` gives the narrowest."""
+    wanted = _wanted(op, args, kwargs)
+    return profile.entries_of(wanted[0], dtype, *wanted[1:]) if wanted is not None else []
+
+
+def _wanted(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int | None, str | None] | None:
+    """Name, length and case to look up; None for a call that sums nothing."""
     stem = op.rstrip("_").replace("aten._index_put_impl", "aten.index_put")
     if stem == "aten.index_put" and not _argument(args, kwargs, 3, "accumulate", False):
         return None
-    return profile.accumulation_of(stem, dtype, _length(stem, args), _case(stem, args, kwargs))
+    return stem, _length(stem, args), _case(stem, args, kwargs)
 
 
 def _mixed(args: Sequence[Any]) -> bool:

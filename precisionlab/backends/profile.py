@@ -137,16 +137,18 @@ class Profile:
         known, the one with the narrowest accumulator; where the class of ``length`` was not measured, the nearest that was. None where
         the profile does not know the op in that dtype.
         """
-        known = self._index().get((op.rstrip("_"), dtype))
-        if not known:
-            return None
+        return min(self.entries_of(op, dtype, length, case), key=lambda entry: entry.bits, default=None)
+
+    def entries_of(self, op: str, dtype: str, length: int | None = None, case: str | None = None) -> list[Entry]:
+        """Every entry that ``accumulation_of`` chooses from: what the kernel may do, where the profile knows several ways."""
+        known = self._index().get((op.rstrip("_"), dtype), [])
         if case is not None:
             known = [entry for entry in known if entry.case == case] or known
-        if length is not None:
+        if length is not None and known:
             wanted = _CLASSES.index(SizeClass.of(length))
             distances = [abs(_CLASSES.index(entry.size_class) - wanted) for entry in known]
             known = [entry for entry, distance in zip(known, distances, strict=True) if distance == min(distances)]
-        return min(known, key=lambda entry: entry.bits)
+        return known
 
     def _index(self) -> dict[tuple[str, str], list[Entry]]:
         found: dict[tuple[str, str], list[Entry]] | None = self.__dict__.get("_by_op")

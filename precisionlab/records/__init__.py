@@ -14,6 +14,7 @@ from precisionlab.records.run import (
     Site,
     StepRecord,
 )
+from precisionlab.records.trials import TrialRecord, TrialRole
 
 __all__ = [
     "Coverage",
@@ -32,5 +33,7 @@ __all__ = [
     "SinkRecord",
     "Site",
     "StepRecord",
+    "TrialRecord",
+    "TrialRole",
     "Verdict",
 ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from precisionlab.records.enums import EventKind, Phase, SinkKind, Verdict
+from precisionlab.records.trials import TrialRecord
 
 if TYPE_CHECKING:
     from precisionlab.records.ledger import LedgerRecord
@@ -64,6 +65,14 @@ class OpRecord:
     inherited_nonfinite: int = 0
     reduction_length: int = 0
     shadowed: bool = True
+    true_max_abs: float = 0.0
+    """Largest finite magnitude of the fp64 twins, also where the real value overflowed."""
+    true_rms: float = 0.0
+    """Smallest root mean square that a result's twin had; 0 when none was measured."""
+    trials: list[TrialRecord] = field(default_factory=list)
+    """What other accumulations would have done (presets standard and full, results in half precision or less)."""
+    trials_skipped: str = ""
+    """Why an op that sums has no trials."""
 
     @property
     def drift_u(self) -> float:
