@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precisionlab import scenarios
+    from precisionlab.planning.apply import apply_plan
+    from precisionlab.planning.subject import plan_subject
     from precisionlab.records import Verdict
     from precisionlab.report.model import Finding, Report
     from precisionlab.session import audit
@@ -19,7 +21,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Finding", "Report", "Subject", "Thresholds", "Verdict", "__version__", "audit", "audit_subject", "scenarios"]
+__all__ = [
+    "Finding",
+    "Report",
+    "Subject",
+    "Thresholds",
+    "Verdict",
+    "__version__",
+    "apply_plan",
+    "audit",
+    "audit_subject",
+    "plan_subject",
+    "scenarios",
+]
 
 _HOME = {
     "Finding": "precisionlab.report.model",
@@ -28,7 +42,9 @@ _HOME = {
     "Thresholds": "precisionlab.thresholds",
     "Verdict": "precisionlab.records",
     "audit": "precisionlab.session",
+    "apply_plan": "precisionlab.planning.apply",
     "audit_subject": "precisionlab.subjects.run",
+    "plan_subject": "precisionlab.planning.subject",
 }
 
 

@@ -37,3 +37,9 @@ class UntrustworthyError(PrecisionLabError):
     """The audit ran but its answer cannot be trusted (nothing shadowed, coverage too low)."""
 
     exit_code = 3
+
+
+class PlanError(PrecisionLabError):
+    """No plan meets what was asked for; the message says what comes nearest."""
+
+    exit_code = 1

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from precisionlab import __version__
-from precisionlab.cli import audit, explain, growth, probe, run, scenarios
+from precisionlab.cli import audit, explain, growth, plan, probe, run, scenarios
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.guard import internal_error, say
 
@@ -27,6 +27,7 @@ app.command(epilog=audit.EPILOG, short_help="Say what breaks in fp16 or bf16, wh
 app.command(epilog=run.EPILOG, short_help="Run a training script as it is and say what breaks in it.", context_settings=run.CONTEXT)(
     run.run
 )
+app.command(epilog=plan.EPILOG, short_help="Find the fewest changes that make a model safe, and verify them.")(plan.plan)
 app.command(epilog=growth.EPILOG, short_help="Run several sizes, fit how errors grow, forecast where they break.")(growth.growth)
 app.command(epilog=probe.EPILOG, short_help="Measure what the kernels of this machine accumulate in.")(probe.probe)
 app.command(epilog=explain.EPILOG, short_help="Say what a finding code means and how to repair it.")(explain.explain)

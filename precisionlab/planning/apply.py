@@ -23,14 +23,15 @@ from precisionlab.shadow.sites import ModuleStack
 HALVES = (torch.float16, torch.bfloat16)
 _CASTS = frozenset(("to", "type", "type_as", "half", "bfloat16", "float", "double"))
 _MATRIX = frozenset(
-    "linear matmul mm bmm addmm baddbmm addbmm mv dot einsum conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear"
-    " scaled_dot_product_attention multi_head_attention_forward".split()
+    ("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "dot", "einsum", "bilinear")
+    + ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+    + ("scaled_dot_product_attention", "multi_head_attention_forward")
 )
 """Functions that autocast lowers: their results would have its format."""
 _READS = frozenset(
-    "backward item tolist numpy detach requires_grad_ register_hook retain_grad size dim numel stride storage_offset is_floating_point"
-    " is_complex data_ptr element_size untyped_storage is_contiguous __repr__ __len__ __bool__ __float__ __int__ __get__ __set__ isfinite"
-    " isnan isinf __format__ grad".split()
+    ("backward", "grad", "item", "tolist", "numpy", "detach", "requires_grad_", "register_hook", "retain_grad", "isfinite", "isnan")
+    + ("isinf", "size", "dim", "numel", "stride", "storage_offset", "is_floating_point", "is_complex", "data_ptr", "element_size")
+    + ("untyped_storage", "is_contiguous", "__repr__", "__len__", "__bool__", "__float__", "__int__", "__get__", "__set__", "__format__")
 )
 """Calls that look at a tensor or lead away from arithmetic: nothing is cast for them."""
 
@@ -53,22 +54,37 @@ class PlanMode(TorchFunctionMode):
         self._frames: dict[int, tuple[Any, list[tuple[int, Change]]]] = {}
         self._stems: dict[Any, str] = {}
         self._widened: Any = WeakIdKeyDictionary()
+        self._hooks: list[Any] = []
+        self._stepping = 0
+        """Depth of ``Optimizer.step``: optimizers keep their formats."""
 
     def __enter__(self) -> Any:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
         if self._paths:
             self._modules.install()
+        self._hooks = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._modules.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._stepping = [], 0
+
+    def _before_step(self, *given: Any) -> None:
+        self._stepping += 1
+
+    def _after_step(self, *given: Any) -> None:
+        self._stepping -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         stem = self._stems.get(func)
         if stem is None:
             stem = self._stems[func] = _stem(func)
-        if stem in _READS:
+        if stem in _READS or self._stepping:
             return func(*args, **kwargs)
         index = self._region()
         if index is None:
@@ -202,13 +218,15 @@ def _stem(func: Any) -> str:
 
 
 def _in_place(stem: str) -> bool:
-    return (stem.endswith("_") and not stem.endswith("__")) or (stem.startswith("__i") and stem not in ("__invert__", "__int__", "__index__"))
+    return (stem.endswith("_") and not stem.endswith("__")) or (
+        stem.startswith("__i") and stem not in ("__invert__", "__int__", "__index__")
+    )
 
 
 def _is_code(code: Any, change: Change) -> bool:
     name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
     own: str = code.co_filename
-    if not (own == change.file or own.endswith("/" + change.file) or own.endswith("\\" + change.file)):
+    if own != change.file and not own.endswith(("/" + change.file, "\\" + change.file)):
         return False
     return change.where is Where.LINE or name == change.function
 

@@ -127,7 +127,8 @@ def _measured(change: Change, report: Report) -> float | None:
     inside = [
         op.drift_u * units.get(op.plan.storage, 0.0)
         for op in report.ops
-        if (op.module == change.module or op.module.startswith(f"{change.module}.")) and (not change.file or op.source.startswith(f"{change.file}:"))
+        if (op.module == change.module or op.module.startswith(f"{change.module}."))
+        and (not change.file or op.source.startswith(f"{change.file}:"))
         if change.where is not Where.LINE or op.source == f"{change.file}:{change.line}"
     ]
     return max(inside, default=None) if change.is_region else None

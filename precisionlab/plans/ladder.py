@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from precisionlab.plans.change import Change, Where
 from precisionlab.records import Kind, Phase, RunRecord, Site
-from precisionlab.report.model import Finding, Report
+
+if TYPE_CHECKING:
+    from precisionlab.report.model import Finding, Report
 
 _ONE_LINE = frozenset((Kind.ACCUMULATION, Kind.SWAMPING, Kind.RANGE_CAST, Kind.DOMAIN, Kind.DISCRETE_FLIP))
 """Faults whose exact result the format can hold: one line in fp32 may do."""
@@ -44,7 +47,8 @@ def _regions(finding: Finding, report: Report) -> Iterator[Change]:
     if file and finding.kind in _ONE_LINE and _fits(finding):
         yield Change(Where.LINE, finding.module, file, site.function if site else "", line, reason=reason, predicted_error=error)
     function = site.function if site is not None else ""
-    own = bool(finding.module) and function.endswith(".forward")
+    repeated = len({op.module for op in report.ops if op.source == finding.source}) > 1
+    own = bool(finding.module) and function.endswith(".forward") and not repeated  # one module: its path says it better
     if file and function and function != "<module>" and not own:
         yield Change(Where.FUNCTION, finding.module, file, function, reason=reason, predicted_error=error)
     path = finding.module

@@ -30,7 +30,7 @@ class Loop:
     damaged = False
     """Whether lowering made finite weights infinite: then the run is of another model, and finding nothing does not make it safe."""
 
-    def __init__(self, subject: Subject, dtype: LowDtype) -> None:
+    def __init__(self, subject: Subject, dtype: LowDtype, init_scale: float | None = None) -> None:
         self.subject = subject
         self.dtype: torch.dtype = getattr(torch, dtype.torch_name)
         self.notes: list[str] = list(subject.notes)
@@ -40,7 +40,8 @@ class Loop:
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._make_optimizer() if self.trainable else None
         scaled = self.scaled and dtype is LowDtype.FP16 and self.optimizer is not None
-        self.scaler = torch.amp.GradScaler(self.device.type) if scaled else None
+        scale = {} if init_scale is None else {"init_scale": init_scale}
+        self.scaler = torch.amp.GradScaler(self.device.type, **scale) if scaled else None
         if self.scaler is not None:
             self.notes.append(f"loss scaler: torch.amp.GradScaler({self.device.type!r}), initial scale {self.scaler.get_scale():g}")
 

@@ -68,11 +68,12 @@ def run_subject(
     kernels: object = "auto",
     progress: Progress | None = None,
     watch: Callable[..., Any] | None = None,
+    init_scale: float | None = None,
     **settings: Any,
 ) -> Outcome:
     """``audit_subject``, with the exception that ended the run; Ctrl-C is one of them.
 
-    ``watch`` makes the audit, in place of ``pl.audit`` and with its arguments.
+    ``watch`` makes the audit, in place of ``pl.audit`` and with its arguments. ``init_scale``: the first loss scale, of fp16 runs.
     """
     if not isinstance(subject, Subject):
         raise SubjectError(
@@ -82,7 +83,7 @@ def run_subject(
         raise SettingsError(f"steps must be a positive integer, got {steps!r}", hint="steps=2")
     low, how, wanted = parse_dtype(dtype), parse_mode(mode), parse_kernels(kernels)
     with seeded(seed):
-        loop = _make_loop(subject, low, how)
+        loop = _make_loop(subject, low, how, init_scale)
         chosen = resolve_kernels(wanted, low, loop.device)
         outcome, reached = _run(loop, steps, chosen, progress, watch, settings)
     _describe(outcome, loop, reached, steps)
@@ -110,9 +111,9 @@ def resolve_kernels(wanted: Kernels, dtype: LowDtype, device: torch.device) -> K
     return Kernels.NATIVE if any(capabilities.get(name) for name in needed) else Kernels.FAST
 
 
-def _make_loop(subject: Subject, dtype: LowDtype, mode: Mode) -> Loop:
+def _make_loop(subject: Subject, dtype: LowDtype, mode: Mode, init_scale: float | None = None) -> Loop:
     try:
-        return LOOPS[mode](subject, dtype)
+        return LOOPS[mode](subject, dtype, init_scale)
     except PrecisionLabError:
         raise
     except Exception as error:
