@@ -9,18 +9,21 @@ m - k degrees of freedom.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from precisionlab.growth.forms import Array, Form, Law, jacobian, least_squares, log_value
+
+__all__ = ["Fit", "Form", "Law", "Onset", "Refusal", "fit", "fit_form"]
 
 MIN_SIZES = 4
 """Fewer sizes tell no law from another: two parameters leave one degree of freedom, for which t is 12.7."""
-MIN_SIZES_SATURATING = 5
+MIN_SIZES_CURVED = 5
+"""Fewer sizes cannot tell a geometric sum from a power law."""
+MIN_SIZES_BOUNDED = 6
+"""The form with three parameters."""
 MIN_R2 = 0.9
 """Share of the variance of ln y that a growing law must explain."""
 FLAT_SCATTER = 0.25
@@ -30,26 +33,6 @@ RIVAL_AIC = 2.0
 RESOLUTION = 1e-3
 """Relative resolution of what is measured: a fit is never taken to be better than this."""
 LEVEL = 0.95
-_TAU_RANGE = (0.1, 1.0)
-"""Saturation sizes that are looked at: times the smallest and the largest size. One beyond the largest size has not been seen."""
-
-
-class Law(str, Enum):
-    """How a number depends on a size n."""
-
-    FLAT = "flat"
-    """y = a"""
-    POWER = "power"
-    """y = a n^b"""
-    EXPONENTIAL = "exponential"
-    """y = a exp(b n)"""
-    SATURATING = "saturating"
-    """y = a sqrt(1 - exp(-n / tau)): independent errors carried on by a map that contracts, a geometric sum."""
-    ONSET = "onset"
-    """0 up to a size, then not."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 @dataclass(frozen=True)
@@ -61,9 +44,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Fit:
-    """One law with its uncertainty. ``parameters`` are (ln a), (ln a, b) or (ln a, ln tau)."""
+    """One law with its uncertainty; the meaning of ``parameters`` is that of the form."""
 
-    law: Law
+    form: Form
     parameters: tuple[float, ...]
     covariance: tuple[tuple[float, ...], ...]
     scatter: float
@@ -75,9 +58,14 @@ class Fit:
     sizes: tuple[float, ...]
     rivals: tuple[Fit, ...] = field(default=())
 
+    @property
+    def law(self) -> Law:
+        """What the form is called."""
+        return self.form.law
+
     def at(self, size: float) -> float:
         """The value of the law at ``size``; infinite above 1e308."""
-        return _exp(float(_log_law(self.law, self.parameters, np.array([size]))[0]))
+        return _exp(float(log_value(self.form, self.parameters, np.array([float(size)]))[0]))
 
     def interval(self, size: float, level: float = LEVEL) -> tuple[float, float]:
         """Where a measurement at ``size`` (a mean over as many seeds) is expected; the union over the rivals."""
@@ -85,9 +73,9 @@ class Fit:
         return min(low for low, _ in ends), max(high for _, high in ends)
 
     def _own_interval(self, size: float, level: float) -> tuple[float, float]:
-        n = np.array([size])
-        middle = float(_log_law(self.law, self.parameters, n)[0])
-        slope = _jacobian(self.law, self.parameters, n)[0]
+        n = np.array([float(size)])
+        middle = float(log_value(self.form, self.parameters, n)[0])
+        slope = jacobian(self.form, self.parameters, n)[0]
         half = _student(level, self.dof) * math.sqrt(self.scatter**2 + float(slope @ np.array(self.covariance) @ slope))
         return _exp(middle - half), _exp(middle + half)
 
@@ -135,18 +123,19 @@ def fit(sizes: Sequence[float], values: Sequence[Sequence[float]]) -> Fit | Onse
         return _onset(kept)
     n = np.array([size for size, _ in kept])
     y = np.array([np.mean(np.log(row)) for _, row in kept])
-    fits = [found for law in _LAWS if (found := _fit_one(law, n, y, _within(kept))) is not None]
+    within = _within(kept)
+    fits = [found for form in Form if (found := _fit_one(form, n, y, within)) is not None]
     return _choose(fits, n)
 
 
-def fit_law(law: Law, sizes: Sequence[float], values: Sequence[Sequence[float]]) -> Fit | None:
-    """One law without a choice, from positive numbers; None where it has too few sizes or no fit was found."""
+def fit_form(form: Form, sizes: Sequence[float], values: Sequence[Sequence[float]]) -> Fit | None:
+    """One form without a choice, from positive numbers; None where it has too few sizes or its best fit is another form's."""
     rows = [(float(n), list(row)) for n, row in zip(sizes, values, strict=True)]
     y = np.array([np.mean(np.log(row)) for _, row in rows])
-    return _fit_one(law, np.array([size for size, _ in rows]), y, _within(rows))
+    return _fit_one(form, np.array([size for size, _ in rows]), y, _within(rows))
 
 
-_LAWS = (Law.FLAT, Law.POWER, Law.EXPONENTIAL, Law.SATURATING)
+_FEWEST = {Form.AMPLIFIED: MIN_SIZES_CURVED, Form.CONTRACTED: MIN_SIZES_CURVED, Form.BOUNDED: MIN_SIZES_BOUNDED}
 
 
 def _choose(fits: list[Fit], n: Array) -> Fit | Refusal:
@@ -178,77 +167,23 @@ def _within(kept: list[tuple[float, list[float]]]) -> float:
     return squares / freedom / (sum(len(row) for _, row in kept) / len(kept)) if freedom else 0.0
 
 
-def _fit_one(law: Law, n: Array, y: Array, within: float) -> Fit | None:
+def _fit_one(form: Form, n: Array, y: Array, within: float) -> Fit | None:
     """Least squares. The scatter is at least what the seeds show: sizes that fit better than that do so by chance."""
-    k = 1 if law is Law.FLAT else 2
-    if law is Law.SATURATING:
-        if len(n) < MIN_SIZES_SATURATING:
-            return None
-        parameters = _least_squares_saturating(n, y)
-        if parameters is None:
-            return None
-    else:
-        design = _jacobian(law, (0.0, 0.0), n)
-        parameters = tuple(float(p) for p in np.linalg.lstsq(design, y, rcond=None)[0])
-    jacobian = _jacobian(law, parameters, n)
-    rss = float(np.sum((y - _log_law(law, parameters, n)) ** 2))
+    if len(n) < _FEWEST.get(form, MIN_SIZES):
+        return None
+    parameters = least_squares(form, n, y)
+    if parameters is None:
+        return None
+    k = form.count
+    derivatives = jacobian(form, parameters, n)
+    rss = float(np.sum((y - log_value(form, parameters, n)) ** 2))
     total = float(np.sum((y - y.mean()) ** 2))
     variance = max(rss / (len(n) - k), within, RESOLUTION**2)
-    covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
+    covariance = variance * np.linalg.pinv(derivatives.T @ derivatives)
     aic = len(n) * math.log(max(rss / len(n), RESOLUTION**2)) + 2 * k
     r2 = 1.0 - rss / total if total > 0 else 0.0
     rows = tuple(tuple(float(c) for c in row) for row in covariance)
-    return Fit(law, parameters, rows, math.sqrt(variance), len(n) - k, aic, r2, tuple(float(s) for s in n))
-
-
-def _least_squares_saturating(n: Array, y: Array) -> tuple[float, ...] | None:
-    """(ln a, ln tau): tau by a search in one dimension, a in closed form. None where tau ends at the edge of the search."""
-    from scipy.optimize import minimize_scalar
-
-    low, high = math.log(_TAU_RANGE[0] * float(n[0])), math.log(_TAU_RANGE[1] * float(n[-1]))
-
-    def rss(log_tau: float) -> float:
-        shape = _log_law(Law.SATURATING, (0.0, log_tau), n)
-        rest = y - shape
-        return float(np.sum((rest - rest.mean()) ** 2))
-
-    start = min(np.linspace(low, high, 60), key=rss)
-    step = (high - low) / 59
-    found = minimize_scalar(rss, bounds=(max(low, start - step), min(high, start + step)), method="bounded")
-    log_tau = float(found.x)
-    if log_tau - low < 1e-3 or high - log_tau < 1e-3:
-        return None
-    return float((y - _log_law(Law.SATURATING, (0.0, log_tau), n)).mean()), log_tau
-
-
-def _log_law(law: Law, p: Sequence[float], n: Array) -> Array:
-    return _LOG_LAWS[law](p, n)
-
-
-def _log_saturating(p: Sequence[float], n: Array) -> Array:
-    result: Array = p[0] + 0.5 * np.log(-np.expm1(-n / math.exp(p[1])))
-    return result
-
-
-_LOG_LAWS: dict[Law, Callable[[Sequence[float], Array], Array]] = {
-    Law.FLAT: lambda p, n: np.full_like(n, p[0]),
-    Law.POWER: lambda p, n: p[0] + p[1] * np.log(n),
-    Law.EXPONENTIAL: lambda p, n: p[0] + p[1] * n,
-    Law.SATURATING: _log_saturating,
-}
-
-
-def _jacobian(law: Law, p: Sequence[float], n: Array) -> Array:
-    """Derivatives of ln y by the parameters, one row a size."""
-    ones = np.ones_like(n)
-    if law is Law.FLAT:
-        return ones[:, None]
-    if law is Law.POWER:
-        return np.stack([ones, np.log(n)], 1)
-    if law is Law.EXPONENTIAL:
-        return np.stack([ones, n], 1)
-    x = n / math.exp(p[1])
-    return np.stack([ones, -0.5 * x / np.maximum(np.expm1(np.minimum(x, 700.0)), 1e-300)], 1)
+    return Fit(form, parameters, rows, math.sqrt(variance), len(n) - k, aic, r2, tuple(float(s) for s in n))
 
 
 def _student(level: float, dof: int) -> float:

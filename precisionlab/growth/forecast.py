@@ -28,17 +28,15 @@ class Forecast:
 
 
 def crossing(fit: Fit, limit: float, level: float = LEVEL) -> Forecast | None:
-    """Where a growing law reaches ``limit``; None where it does not within ``HORIZON``, or shrinks.
+    """Where a growing law reaches ``limit``; None where it does not within ``HORIZON``, or may as well not grow (0 is in the interval of
+    its exponent).
 
     A crossing that lies inside the measured sizes is given as well: there the law says where between two sizes it happened.
     """
-    if limit <= 0 or fit.law is Law.FLAT or (fit.law is not Law.SATURATING and fit.exponent <= 0):
+    if limit <= 0 or fit.law is Law.FLAT or (fit.law is not Law.SATURATING and fit.exponent_interval(level)[0] <= 0):
         return None
     smallest, largest = fit.sizes[0], fit.sizes[-1]
     start, end = smallest / HORIZON, largest * HORIZON
-    if fit.law is Law.EXPONENTIAL:
-        end = min(end, largest + (math.log(limit) - math.log(fit.at(largest))) / fit.exponent * 1e3 + largest)
-        start = 1e-9 * smallest
     size = _first(fit.at, limit, start, end)
     if size is None:
         return None

@@ -99,6 +99,7 @@ class Sweeper:
                     raise
                 sweep.skipped[size] = error.message
                 break
+            gc.collect()  # autograd graphs and twins of the last audit hold each other
             if isinstance(found, str):
                 if not sweep.measurements:
                     raise SubjectError(f"the subject raised at {sweep.axis} {size:g}: {found}", hint="sizes that it can take")
@@ -129,8 +130,6 @@ class Sweeper:
             return str(outcome.report.record.error or outcome.error)
         self.report = outcome.report
         found = _measurement(size, seed, outcome, made[0], seconds, shapes)
-        made.clear()
-        gc.collect()
         return found
 
     def obstacle(self, sweep: Sweep, size: float) -> str:
