@@ -33,6 +33,7 @@ from precisionlab.trackers.parameters import Parameters
 from precisionlab.trackers.plans import Plans, notes_on
 from precisionlab.trackers.protocol import Protocol
 from precisionlab.trackers.sinks import Sinks, live_tensors
+from precisionlab.trackers.trials import Trials
 
 PRESETS = ("quick", "standard", "full")
 RESYNCS = ("step", "never")
@@ -75,6 +76,7 @@ class Observation:
         self._protocol.handmade.on_step = self._hand_step
         plans = Plans(target, fast=kernels == "fast")
         self._rules = EventRules(self._log, self.thresholds, plans, local=self.preset != "quick", exhaustive=self.preset == "full")
+        self._trials = Trials(plans, int(self.thresholds.trial_outputs)) if self.preset != "quick" else None
         self._mode = GuardedMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         self._mode.guard = self._guard
         court = self._protocol.court
@@ -157,6 +159,8 @@ class Observation:
             record = self._rules.op(call)
             if record is not None:
                 self._steps[-1].ops += 1
+                if self._trials is not None:
+                    self._trials.op(call, record)
                 if self._ledger is not None:
                     self._ledger.executed.append(record.site)
                 for pair in call.outputs:
@@ -342,6 +346,9 @@ class Observation:
             self.memory.evicted_bytes,
             self.memory.peak_bytes,
         )
+        if self._trials is not None:
+            with self._guard.guarding("the trials"):
+                self._trials.finish()
         notes = [*self._notes, *self._guard.notes()]
         if self.unobserved_steps:
             unseen = f"{self.unobserved_steps} of {self._optimizer_steps} steps were not observed"

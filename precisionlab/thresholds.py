@@ -51,6 +51,21 @@ class Thresholds:
     )
     mask_drift_u: float = _limit(1.0, "Drift, in u, at or below which the effect of earlier events counts as masked.")
 
+    # Columns of a dtype plan: what the numbers of an op say of it, whatever became of them.
+    rho_risky: float = _limit(
+        2.0,
+        "Local error over its bound above which arithmetic or accumulation is risky. Healthy kernels stay at or below 1.5 (2976 op "
+        "instances of transformers: 1.0).",
+    )
+    flush_share_risky: float = _limit(
+        0.01,
+        "Share of the energy of a result that became zero above which its storage is risky. Quiet 0.003 in half.",
+    )
+    trial_outputs: float = _limit(
+        32.0,
+        "Outputs of an op on which other accumulations are tried at a time. Of 32 the root mean square error is right to 1 %.",
+    )
+
     # Sinks: where it matters.
     output_drift: float = _limit(
         0.02,

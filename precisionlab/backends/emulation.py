@@ -26,7 +26,7 @@ def accumulation_format(name: str) -> Format:
 def emulable(entry: Entry) -> AccumulationPlan:
     """The accumulation of ``entry``, as near as the profile describes it. An order that is not known is taken for sequential.
 
-    A matrix unit whose addition takes k terms adds k - 1 products to the running sum; alignment keeps the digits of its accumulator and
+    A matrix unit whose addition takes k > 2 terms adds k - 1 products to the running sum; alignment keeps the digits of its accumulator and
     the extra bits that the profile states, without them what its accumulator has. Rounding away from zero at ties, and rounding that
     differs within a sum, are taken for rounding to nearest even.
     """
@@ -34,7 +34,7 @@ def emulable(entry: Entry) -> AccumulationPlan:
     toward_zero = entry.rounding is Rounding.TOWARD_ZERO
     rounding = SumRounding.TOWARD_ZERO if toward_zero else SumRounding.NEAREST_EVEN
     terms = entry.evidence.get("terms_of_an_addition")
-    if isinstance(terms, int) and not isinstance(terms, bool) and terms > 1:
+    if isinstance(terms, int) and not isinstance(terms, bool) and terms > 2:
         extra = entry.evidence.get("extra_alignment_bits", 0)
         bits = fmt.precision + (extra if isinstance(extra, int) else 0)
         return AccumulationPlan(AccumulationOrder.BLOCK_FMA, fmt, block=terms - 1, bits=bits, rounding=rounding)

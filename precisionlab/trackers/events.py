@@ -381,6 +381,12 @@ class EventRules:
                 record.drift_u_max = drift_u
         if stats.max_abs > record.max_abs:
             record.max_abs = stats.max_abs
+        if stats.hi_max_abs > record.true_max_abs:
+            record.true_max_abs = stats.hi_max_abs
+        if stats.hi_sq > 0.0:
+            rms = math.sqrt(stats.hi_sq / stats.elements)
+            if rms < record.true_rms or not record.true_rms:
+                record.true_rms = rms
         if stats.introduced:
             record.introduced_nonfinite += stats.introduced
         if stats.flushed and stats.hi_sq > 0:

@@ -42,9 +42,13 @@ class Plans:
             accumulation = self._accumulation(storage, call) or wide
         return Plan(storage, compute, accumulation)
 
+    def replaces(self, call: OpCall) -> bool:
+        """Whether ``--kernels fast`` ran this op in fp32 in place of the program's kernel."""
+        return self.fast and call.info.family in _FAST
+
     def _accumulation(self, storage: str, call: OpCall) -> str | None:
         profile = self._profile(call)
-        if profile is None or (self.fast and call.info.family in _FAST and storage in ("fp16", "bf16")):
+        if profile is None or (self.replaces(call) and storage in ("fp16", "bf16")):
             return None
         entry = entry_for(profile, call.info.name, storage, call.args, call.kwargs)
         return entry.accumulation if entry is not None else None

@@ -49,3 +49,9 @@ def test_an_index_put_that_overwrites_sums_nothing() -> None:
     cpu = load_profile("cpu")
     assert entries_for(cpu, "aten.index_put_", "fp16", (None, [], None, False), {}) == []
     assert entries_for(cpu, "aten.index_put_", "fp16", (None, [], None, True), {}) != []
+
+
+def test_an_addition_of_two_terms_is_no_matrix_unit() -> None:
+    entry = load_profile("cpu").accumulation_of("aten.index_add", "fp16", 100)
+    assert entry is not None and entry.evidence["terms_of_an_addition"] == 2
+    assert emulable(entry) == f.AccumulationPlan(f.AccumulationOrder.SEQUENTIAL, f.FP16)
