@@ -185,6 +185,8 @@ class RunRecord:
     scaler: dict[str, Any] | None = None
     ledger: LedgerRecord | None = None
     """Which calls made the loss error (preset full); None where it was not kept."""
+    growth: dict[str, Any] = field(default_factory=dict)
+    """Axis -> how errors grow along it (``growth.document``); empty for an audit of one size."""
     coverage: Coverage = field(default_factory=Coverage)
     environment: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)

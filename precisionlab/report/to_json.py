@@ -29,7 +29,7 @@ def report_to_dict(report: Report) -> dict[str, Any]:
         "ops": [_op(op) for op in report.ops],
         "parameters": [_parameter(parameter) for parameter in record.parameters],
         "scaler": None if record.scaler is None else plain(record.scaler),
-        "growth": {},
+        "growth": plain(record.growth),
         "ledger": None if record.ledger is None else _ledger(record.ledger),
         "coverage": _coverage(record.coverage),
         "environment": plain(record.environment),
