@@ -39,6 +39,8 @@ class Block:
     path: str
     signature: str
     """Class and shapes of its own parameters: equal for repeated blocks, whatever they are called."""
+    parameters: int
+    """How many numbers it holds, those of its children included."""
     drift_u: float
     gradient_drift_u: float | None
 

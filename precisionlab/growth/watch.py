@@ -41,10 +41,10 @@ class Watch(audit):
         """Place -> share of an addend that was lost, the worst of its additions, in u."""
         self.swamped: dict[str, tuple[int, int]] = {}
         """Place -> (addends that changed nothing, addends)."""
-        self.calls: list[tuple[str, str, float]] = []
-        """(path, signature, drift in u) of each module call, in the order in which they ended."""
+        self.calls: list[tuple[str, str, int, float]] = []
+        """(path, signature, parameters, drift in u) of each module call, in the order in which they ended."""
         self.tokens_sq: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._signatures: dict[int, str] = {}
+        self._signatures: dict[int, tuple[str, int]] = {}
         self._used = False
 
     # -- ops ----------------------------------------------------------------------------------------------------------------------
@@ -99,7 +99,8 @@ class Watch(audit):
             known = self.output_sq.get(self._log.step, (0.0, 0.0))
             self.output_sq[self._log.step] = known[0] + error, known[1] + size
         if size > 0:
-            self.calls.append((path, self._signature(module), math.sqrt(error / size) / self.u))
+            signature, count = self._signature(module)
+            self.calls.append((path, signature, count, math.sqrt(error / size) / self.u))
 
     def _by_token(self, t: torch.Tensor, hi: torch.Tensor) -> None:
         """Squares by position along the second dimension: batch, sequence, features."""
@@ -109,13 +110,14 @@ class Watch(audit):
         same = known is not None and known[0].shape == squares[0].shape
         self.tokens_sq = (known[0] + squares[0], known[1] + squares[1]) if same and known is not None else squares
 
-    def _signature(self, module: nn.Module) -> str:
-        """Class and parameter shapes; empty for a module without parameters."""
+    def _signature(self, module: nn.Module) -> tuple[str, int]:
+        """Class and parameter shapes, empty for a module without parameters; and how many numbers these are."""
         found = self._signatures.get(id(module))
         if found is None:
             shapes = [tuple(p.shape) for p in module.parameters()]
             name = f"{type(module).__module__}.{type(module).__qualname__}"
-            found = self._signatures[id(module)] = f"{name} {shapes}" if shapes else ""
+            text = f"{name} {shapes}" if shapes else ""
+            found = self._signatures[id(module)] = text, sum(p.numel() for p in module.parameters())
         return found
 
     # -- gradients ----------------------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class Watch(audit):
     def _start_step(self, optimizer: Any) -> None:
         self._used = True
         with torch.no_grad(), torch._C._DisableTorchDispatch():
-            self._gradients([p for _, p in self._params_of(optimizer)])
+            self._gradients([p for _, p in self._parameters.of(optimizer)])
         super()._start_step(optimizer)
 
     def _judge_the_living(self) -> None:
@@ -176,7 +178,7 @@ class Watch(audit):
                 while path:
                     backward[path] = record.drift_u  # records stand in the order of first execution: the last one stays
                     path = path.rpartition(".")[0]
-        return tuple(Block(path, signature, drift, backward.get(path)) for path, signature, drift in self.calls if signature)
+        return tuple(Block(path, name, count, drift, backward.get(path)) for path, name, count, drift in self.calls if name)
 
 
 def place_of(op: str, source: str, module: str) -> str:
