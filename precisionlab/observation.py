@@ -76,7 +76,8 @@ class Observation:
         self._protocol.handmade.on_step = self._hand_step
         plans = Plans(target, fast=kernels == "fast")
         self._rules = EventRules(self._log, self.thresholds, plans, local=self.preset != "quick", exhaustive=self.preset == "full")
-        self._trials = Trials(plans, int(self.thresholds.trial_outputs)) if self.preset != "quick" else None
+        asked = target is not None or self.preset == "full"
+        self._trials = Trials(plans, int(self.thresholds.trial_outputs), asked=asked) if self.preset != "quick" else None
         self._mode = GuardedMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         self._mode.guard = self._guard
         court = self._protocol.court
@@ -230,7 +231,7 @@ class Observation:
             self._seen("optimizer steps", None, self._start_step, optimizer)
 
     def _start_step(self, optimizer: Any) -> None:
-        params = self._params_of(optimizer)
+        params = self._parameters.of(optimizer)
         self._optimizer_params.update(id(p) for _, p in params)
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             self._parameters.learn(params)
@@ -261,7 +262,7 @@ class Observation:
                 self._next_step()
 
     def _end_step(self, optimizer: Any) -> None:
-        params = self._params_of(optimizer)
+        params = self._parameters.of(optimizer)
         before, old_hi = self._before.pop(id(optimizer), ({}, {}))
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             self._parameters.after_step(params, before, old_hi, type(optimizer).__name__, lambda p: self._state.of(optimizer, p))
@@ -299,13 +300,6 @@ class Observation:
         self._protocol.court.steps += 1
         self._steps.append(StepRecord(self._log.step))
 
-    def _params_of(self, optimizer: Any) -> list[tuple[str, torch.Tensor]]:
-        out: list[tuple[str, torch.Tensor]] = []
-        for g, group in enumerate(optimizer.param_groups):
-            for i, p in enumerate(group["params"]):
-                out.append((self._parameters.name_of(p, f"param_groups[{g}][{i}]"), p))
-        return out
-
     def _last_look(self) -> None:
         """Judge what is still alive: gradients nobody used, and values the program holds."""
         with self._guard.guarding("the last look"), torch.no_grad():
@@ -313,7 +307,7 @@ class Observation:
 
     def _judge_the_living(self) -> None:
         if self._optimizer is not None:
-            self._parameters.learn(self._params_of(self._optimizer))
+            self._parameters.learn(self._parameters.of(self._optimizer))
         held = live_tensors()
         leaves = [t for t in held if t.is_leaf and t.requires_grad and id(t) not in self._optimizer_params]
         pending = [(self._parameters.name_of(p, f"leaf tensor {tuple(p.shape)}"), p) for p in leaves if p.grad is not None]

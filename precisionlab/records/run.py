@@ -50,6 +50,8 @@ class OpRecord:
     family: str
     count: int = 0
     elements: int = 0
+    results: int = 0
+    """Results over all executions: an op may have several outputs."""
     drift_u_max: float = 0.0
     drift_u_sum: float = 0.0
     gain_max: float = 0.0
@@ -76,8 +78,8 @@ class OpRecord:
 
     @property
     def drift_u(self) -> float:
-        """Mean normwise drift over the measured executions."""
-        return self.drift_u_sum / self.count if self.count else 0.0
+        """Mean normwise drift over the results."""
+        return self.drift_u_sum / self.results if self.results else 0.0
 
 
 @dataclass(slots=True)

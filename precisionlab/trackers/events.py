@@ -109,6 +109,7 @@ class EventRules:
             tainted = twin.nonfinite
         twin.u = coarsest
         record.elements += lo.numel()
+        record.results += 1
         if info.exact:
             # data movement rounds nothing
             twin.drift, twin.nonfinite = in_drift, tainted

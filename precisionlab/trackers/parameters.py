@@ -26,6 +26,8 @@ Tensor = torch.Tensor
 
 _RUNAWAY_CAUSES = frozenset((EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.FLUSH, EventKind.CAST, EventKind.CONSTANT, EventKind.RHO))
 
+_BY_PLACE = "param_groups"
+"""Beginning of the name of a parameter that only an optimizer told of."""
 _KEPT = 0.25
 """Share of the energy of what a step lost that its compensation may miss: it is rounded to half, too."""
 
@@ -89,7 +91,7 @@ class Parameters:
         """Remember the parameter names of an outermost module."""
         for name, p in module.named_parameters():
             known = self._names.get(id(p))
-            if known is None or known[0]() is not p:
+            if known is None or known[0]() is not p or known[1].startswith(_BY_PLACE):
                 self._names[id(p)] = (weakref.ref(p), name)
 
     def name_of(self, p: Tensor, fallback: str = "") -> str:
@@ -100,6 +102,18 @@ class Parameters:
     def names(self) -> list[tuple[Any, str]]:
         """Weak references of all parameters known by name, with the names."""
         return list(self._names.values())
+
+    def of(self, optimizer: Any) -> list[tuple[str, Tensor]]:
+        """The parameters of an optimizer with their names; those that no module has are called by their place in it."""
+        return [
+            (self.name_of(p, f"{_BY_PLACE}[{g}][{i}]"), p)
+            for g, group in enumerate(optimizer.param_groups)
+            for i, p in enumerate(group["params"])
+        ]
+
+    def learn_from(self, optimizer: Any) -> None:
+        """Remember the parameters of an optimizer."""
+        self.learn(self.of(optimizer))
 
     def learn(self, params: list[tuple[str, Tensor]]) -> None:
         """Remember parameters that only an optimizer told of."""

@@ -81,6 +81,7 @@ class Protocol:
         wrap(torch.autograd, "backward", self._backward)
         wrap(torch.autograd, "grad", self._grad)
         wrap(torch.Tensor, "tolist", self._leaves)
+        wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         wrap(torch, "tensor", self._constants.tensor)
         wrap(GradScaler, "scale", self.scaler.scale)
         wrap(GradScaler, "unscale_", self.scaler.unscale)
@@ -146,6 +147,11 @@ class Protocol:
         if scaler.is_enabled():
             self._schedule.iteration(optimizer, taken=self.court.steps != before)
         return out
+
+    def _zero_grad(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """The first that is heard of an optimizer, and of parameters that no module has."""
+        self.court.parameters.learn_from(optimizer)
+        return original(optimizer, *args, **kwargs)
 
     def _leaves(self, original: Any, tensor: Tensor) -> Any:
         """``Tensor.tolist`` copies without an op that could be seen."""

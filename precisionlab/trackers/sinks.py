@@ -115,6 +115,10 @@ class Sinks:
                 else f"{what} is {drift:.3g} times its size away from its fp64 value"
             )
             self.log.sink(kind, name, site, twin.events, Verdict.BROKEN, text, evidence)
+        elif kind is SinkKind.ITEM and drift > self.limits.norm_error:
+            wrong = frozenset(e for e in twin.events if self.log.events[e].kind is EventKind.RHO and is_norm(self.log.events[e].site.op))
+            if wrong:
+                self.log.sink(kind, name, site, wrong, Verdict.RISKY, f"a norm that the program reads is wrong by {drift:.2%}", evidence)
 
     def output(self, path: str, output: Any, site: Site) -> None:
         """Everything an outermost module returned."""
@@ -220,6 +224,11 @@ class Sinks:
             self.log.sink(kind, name, site, twin.events, Verdict.BROKEN, reason, evidence)
         elif share > self.limits.decision_share and not selects:
             self.log.sink(kind, name, site, twin.events, Verdict.RISKY, reason, evidence)
+
+
+def is_norm(op: str) -> bool:
+    """Whether an op of this name is a norm."""
+    return op.rpartition(".")[2].removeprefix("_foreach_") in ("norm", "linalg_vector_norm", "_vector_norm", "powsum")
 
 
 def live_tensors() -> list[Tensor]:

@@ -26,14 +26,14 @@ from precisionlab.trackers.pairs import NAMES
 from precisionlab.trackers.plans import HALVES, Plans
 from precisionlab.trackers.terms import NoTerms, Terms, samples, terms_of
 
-SHARE = 0.02
-"""Of the estimated cost of the audit that trials may take."""
-AT_FIRST_NS = 0.2e9
-"""What they may take before anything else has been done: a program of one op has trials too."""
+SHARE, SHARE_ASKED = 0.02, 0.2
+"""Of the estimated cost of the audit that trials may take; where they are what was asked for (a target machine, preset full)."""
+AT_FIRST_NS, AT_FIRST_ASKED_NS = 5e7, 2e9
+"""What they may take before anything else has been done, so that short programs have trials too."""
 OP_NS, ELEMENT_NS = 2.0e5, 4.0
 """Estimated cost of auditing an op: fixed, and for each element of its results. Measured, bench/speed.py: 250 us an op on one core."""
-SAMPLING_NS, TERM_NS = 4.0e5, 8.0
-"""Estimated cost of a trial: sampling a site, and adding one term under one plan. Measured on one core."""
+SAMPLING_NS, TERM_NS = 1.0e6, 16.0
+"""Estimated cost of a trial: sampling a site and summing up, and adding one term under one plan. Measured on one core."""
 SAMPLED_AT = (1, 4, 16)
 """Executions of a site at which it is sampled, or at the first after them that the budget allows."""
 PENDING_BYTES = 32 << 20
@@ -65,13 +65,13 @@ class _Job:
 
 
 class Trials:
-    """Samples ops as they are executed, and writes ``OpRecord.trials``. ``m``: outputs sampled at a time."""
+    """Samples ops as they are executed, and writes ``OpRecord.trials``. ``m``: outputs sampled at a time; ``asked``: see ``SHARE``."""
 
-    def __init__(self, plans: Plans, m: int = 32) -> None:
+    def __init__(self, plans: Plans, m: int = 32, *, asked: bool = False) -> None:
         self.plans = plans
         self.m = m
         self.spent_ns = 0.0
-        self.earned_ns = AT_FIRST_NS
+        self.share, self.earned_ns = (SHARE_ASKED, AT_FIRST_ASKED_NS) if asked else (SHARE, AT_FIRST_NS)
         self._seen: dict[int, int] = {}
         """id of a record -> how often it was sampled."""
         self._pending: list[_Job] = []
@@ -80,7 +80,7 @@ class Trials:
 
     def op(self, call: OpCall, record: OpRecord) -> None:
         """After an op was measured."""
-        self.earned_ns += SHARE * (OP_NS + ELEMENT_NS * call.outputs[0].lo.numel())
+        self.earned_ns += self.share * (OP_NS + ELEMENT_NS * call.outputs[0].lo.numel())
         if record.family not in _SUMMING:
             return
         key = id(record)

@@ -120,3 +120,9 @@ def test_a_number_of_the_network_that_equals_the_loss_scale_is_no_scale() -> Non
                 p.grad.div_(1024.0)
             optimizer.step()
     assert audit.report.findings == []
+
+
+def test_a_norm_that_is_wrong_is_told_where_it_is_read() -> None:
+    with pl.audit() as audit:
+        torch.linalg.vector_norm(torch.full((10_000_000,), 10.0)).item()
+    assert [(f.code, f.verdict) for f in audit.report.findings] == [("PL502", Verdict.RISKY)]
