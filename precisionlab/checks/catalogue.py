@@ -35,6 +35,9 @@ from precisionlab.checks import pl505 as pl505
 from precisionlab.checks import pl506 as pl506
 from precisionlab.checks import pl507 as pl507
 from precisionlab.checks import pl508 as pl508
+from precisionlab.checks import pl509 as pl509
+from precisionlab.checks import pl510 as pl510
+from precisionlab.checks import pl511 as pl511
 from precisionlab.checks import pl901 as pl901
 from precisionlab.checks import pl902 as pl902
 from precisionlab.checks import pl903 as pl903

@@ -91,6 +91,8 @@ class EventKind(_Word):
     """A selection among candidates that are equal only in the low precision."""
     PROTOCOL = "protocol"
     """The training loop used scaler, clipping, gradients or optimizer in an order that changes the result."""
+    GROWTH = "growth"
+    """Over several sizes: an error that grows exponentially, or a limit that is reached before the size that is wanted."""
 
 
 class SinkKind(_Word):

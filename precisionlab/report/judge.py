@@ -33,6 +33,7 @@ _RANK = {
     EventKind.GAIN: 4,
     EventKind.TIE: 5,
     EventKind.FLIP: 6,
+    EventKind.GROWTH: 7,
 }
 """Which of several unrelated roots is blamed: the more damaging and the more specific first."""
 
@@ -69,7 +70,7 @@ def judge(record: RunRecord, thresholds: Thresholds) -> Report:
     near = _near_overflow(record, thresholds)
     if near is not None and not any(f.event is not None and f.event.kind is EventKind.OVERFLOW for f in faults):
         faults.append(near)
-    findings = [with_scale(f, record.scaler) for f in (_finding(fault) for fault in faults) if f is not None]
+    findings = [with_scale(f, record.scaler) for f in (finding_of(fault) for fault in faults) if f is not None]
     findings.sort(key=lambda f: (-f.verdict.severity, f.first_step, f.code, f.module, f.op, f.source))
     reported = {(f.module, f.op, f.source) for f in findings}
     shares = _loss_shares(record)
@@ -251,7 +252,8 @@ def _one_per_scale(faults: dict[Any, Fault]) -> dict[Any, Fault]:
     return out
 
 
-def _finding(fault: Fault) -> Finding | None:
+def finding_of(fault: Fault) -> Finding | None:
+    """The finding that a fault makes, in the words of its check; None where no check claims it."""
     check: type[Check] | None = check_for(fault)
     if check is None:
         return None

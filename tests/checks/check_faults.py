@@ -43,6 +43,7 @@ DETAILS: dict[EventKind, tuple[str, ...]] = {
     EventKind.GAIN: ("",),
     EventKind.FLIP: ("",),
     EventKind.TIE: ("",),
+    EventKind.GROWTH: ("", "exponential", "crossing", "partial sums"),
     EventKind.PROTOCOL: ("", "a-name-nobody-knows", *PROTOCOL_CODES),
 }
 OPS = ("aten.exp", "aten.add_", "c10d.allreduce_")
