@@ -73,13 +73,18 @@ def plain(outcome: Outcome, width: int = WIDTH) -> str:
 
 
 def value_text(value: torch.Tensor | None) -> str:
-    """A number, or the range of a longer tensor."""
+    """A number, or the range of a longer tensor's finite values and how many are not finite."""
     if value is None:
         return "-"
     if value.numel() == 1:
         return number(float(value))
-    low, high = float(value.min()), float(value.max())
-    return number(low) if low == high else f"{number(low)} .. {number(high)}"
+    finite = value[value.isfinite()]
+    lost = value.numel() - finite.numel()
+    if lost == value.numel():
+        return f"{lost} inf or NaN"
+    low, high = float(finite.min()), float(finite.max())
+    text = number(low) if low == high else f"{number(low)} .. {number(high)}"
+    return f"{text}, {lost} inf/NaN" if lost else text
 
 
 def audits(outcome: Outcome, width: int = WIDTH) -> str:
