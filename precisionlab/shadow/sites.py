@@ -27,6 +27,8 @@ _PHASE_FILES = {
     os.path.join("torch", "nn", "utils", "clip_grad.py"): Phase.CLIP,
     os.path.join("torch", "amp", "grad_scaler.py"): Phase.SCALER,
 }
+_ENGINE = "_engine_run_backward"
+"""The Python function of torch.autograd that runs backward passes."""
 _MAX_SEQUENCES = 1_000_000
 _OWN_FRAMES = 3
 """Frames that are surely ours: ``_walk``, ``locate`` and its caller."""
@@ -46,6 +48,13 @@ def _classify(code: CodeType) -> Any:
     if path.startswith(_OWN):
         return path.startswith(_OWN_PROGRAMS)
     return not (path.startswith("<frozen") or os.path.basename(path) in _SKIP_NAMES)
+
+
+def _kind_of(code: CodeType) -> Any:
+    known = _code_kind.get(id(code))
+    if known is None:
+        known = _code_kind[id(code)] = (code, _classify(code))
+    return known[1]
 
 
 class Place:
@@ -174,9 +183,14 @@ class Locator:
                     del sequences[key]
         return path, phase, place, False
 
-    def user_place(self) -> Place:
-        """The user's line that runs now, also inside a backward pass (where ``locate`` gives that of the forward op)."""
-        return self._walk()[1]
+    def recomputed_place(self) -> Place:
+        """The user's line that runs inside a backward pass, called by it; ``NOWHERE`` for ops of the pass itself."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != _ENGINE:
+            if _kind_of(frame.f_code) is True:
+                return self._walk()[1]
+            frame = frame.f_back  # type: ignore[assignment]
+        return NOWHERE
 
     def _walk(self) -> tuple[Phase | None, Place]:
         told: Phase | None = None

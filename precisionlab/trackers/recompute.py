@@ -36,7 +36,7 @@ class Recompute:
         if call.phase is Phase.FORWARD and torch._C._current_autograd_node() is None:
             self._dtypes.setdefault((call.info.name, call.place), set()).add(call.outputs[0].lo.dtype)
         elif self._dtypes and self._recomputes():
-            place = self.court.locator.user_place()
+            place = self.court.locator.recomputed_place()
             dtypes = self._dtypes.get((call.info.name, place))
             dtype = call.outputs[0].lo.dtype
             if dtypes is not None and dtype not in dtypes:
@@ -49,7 +49,7 @@ class Recompute:
         if call.phase is Phase.FORWARD and torch._C._current_autograd_node() is None:
             self._outcomes.setdefault((call.info.name, call.place), []).append(_sample(call))
         elif self._outcomes and self._recomputes():
-            place = self.court.locator.user_place()
+            place = self.court.locator.recomputed_place()
             outcomes = self._outcomes.get((call.info.name, place))
             if outcomes is not None and _sample(call) not in outcomes:
                 evidence: Evidence = {"random_numbers": "drawn again"}

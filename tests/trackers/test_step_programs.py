@@ -126,3 +126,16 @@ def test_a_norm_that_is_wrong_is_told_where_it_is_read() -> None:
     with pl.audit() as audit:
         torch.linalg.vector_norm(torch.full((10_000_000,), 10.0)).item()
     assert [(f.code, f.verdict) for f in audit.report.findings] == [("PL502", Verdict.RISKY)]
+
+
+def test_a_derivative_of_a_derivative_is_no_recomputation() -> None:
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    with pl.audit() as audit:
+        for _ in range(2):
+            x = torch.randn(16, 8, requires_grad=True)
+            with torch.autocast("cpu", torch.bfloat16):
+                out = critic(x)
+            (gradient,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
+            (out.float().mean() + (gradient.norm(dim=1) - 1).square().mean()).backward()
+    assert audit.report.findings == []
