@@ -23,8 +23,8 @@ from precisionlab.errors import SettingsError
 from precisionlab.guarding import Guard
 from precisionlab.records import EventRecord, Kind, Phase, SinkKind, SinkRecord, Verdict
 from precisionlab.report.model import Finding
+from precisionlab.shadow.call import UNMEASURED, OpCall, Pair
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
-from precisionlab.shadow.mode import UNMEASURED, OpCall, Pair
 from precisionlab.shadow.sites import _classify
 from precisionlab.trackers.log import RunLog
 

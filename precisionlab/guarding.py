@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-from precisionlab.shadow.mode import OpCall, ShadowMode, tensors_of
+from precisionlab.shadow.call import OpCall, tensors_of
+from precisionlab.shadow.mode import ShadowMode
 from precisionlab.shadow.sites import ModuleStack
 from precisionlab.trackers.patches import Patches
 

@@ -19,8 +19,8 @@ from precisionlab.records import Coverage, Phase, RunRecord, StepRecord, Verdict
 from precisionlab.report.judge import judge
 from precisionlab.report.model import Report
 from precisionlab.schedule import ALL, schedule_of
+from precisionlab.shadow.call import OpCall
 from precisionlab.shadow.memory import ShadowMemory
-from precisionlab.shadow.mode import OpCall
 from precisionlab.shadow.sites import Locator
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.accumulators import Accumulators

@@ -47,9 +47,7 @@ _ADVICE = {
         "Unscale first (scaler.unscale_(optimizer), or a division in fp32), then add weight decay, noise or other gradients; or scale what"
         " is added as well."
     ),
-    "unscale-inside-accumulation": (
-        "Scale the loss of every micro-batch with the same scale and unscale once, after the last of them."
-    ),
+    "unscale-inside-accumulation": ("Scale the loss of every micro-batch with the same scale and unscale once, after the last of them."),
     "divided-by-another-scale": (
         "Keep the scale that multiplied the loss until its gradients are divided by it; raise or lower it only after the step."
     ),

@@ -11,9 +11,9 @@ from torch import nn
 from precisionlab.growth.measurement import Block
 from precisionlab.records import Phase
 from precisionlab.session import audit
+from precisionlab.shadow.call import OpCall
 from precisionlab.shadow.measure import lost_addend, measure
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
-from precisionlab.shadow.mode import OpCall
 from precisionlab.subjects.batches import tensors
 from precisionlab.trackers.addends import ADDITIVE, increments
 from precisionlab.trackers.events import keeps_before

@@ -23,15 +23,15 @@ from precisionlab.shadow.sites import ModuleStack
 HALVES = (torch.float16, torch.bfloat16)
 _CASTS = frozenset(("to", "type", "type_as", "half", "bfloat16", "float", "double"))
 _MATRIX = frozenset(
-    ("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "dot", "einsum", "bilinear")
-    + ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-    + ("scaled_dot_product_attention", "multi_head_attention_forward")
+    {"linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "dot", "einsum", "bilinear"}
+    | {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
+    | {"scaled_dot_product_attention", "multi_head_attention_forward"}
 )
 """Functions that autocast lowers: their results would have its format."""
 _READS = frozenset(
-    ("backward", "grad", "item", "tolist", "numpy", "detach", "requires_grad_", "register_hook", "retain_grad", "isfinite", "isnan")
-    + ("isinf", "size", "dim", "numel", "stride", "storage_offset", "is_floating_point", "is_complex", "data_ptr", "element_size")
-    + ("untyped_storage", "is_contiguous", "__repr__", "__len__", "__bool__", "__float__", "__int__", "__get__", "__set__", "__format__")
+    {"backward", "grad", "item", "tolist", "numpy", "detach", "requires_grad_", "register_hook", "retain_grad", "isfinite", "isnan"}
+    | {"isinf", "size", "dim", "numel", "stride", "storage_offset", "is_floating_point", "is_complex", "data_ptr", "element_size"}
+    | {"untyped_storage", "is_contiguous", "__repr__", "__len__", "__bool__", "__float__", "__int__", "__get__", "__set__", "__format__"}
 )
 """Calls that look at a tensor or lead away from arithmetic: nothing is cast for them."""
 

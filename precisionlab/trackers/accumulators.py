@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from precisionlab.records import EventKind, Evidence, SinkKind, Verdict
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import Displacement, displacement
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
-from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.addends import COUNTED
 from precisionlab.trackers.log import RunLog

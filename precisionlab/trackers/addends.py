@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from precisionlab.records import Site
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import LostStats, Stats, lost_addend
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
-from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.pairs import rms_of
 
 Tensor = torch.Tensor

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from precisionlab.records import EventKind, SinkKind, Verdict
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import displacement
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory, Twin
-from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.court import marks_of
 from precisionlab.trackers.log import RunLog

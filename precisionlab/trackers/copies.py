@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from precisionlab.records import EventKind, Evidence, Phase, SinkKind, Verdict
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import LostStats, lost_addend
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF
-from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court, marks_of
 from precisionlab.trackers.pairs import NAMES
 

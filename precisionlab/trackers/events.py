@@ -14,9 +14,9 @@ import torch
 from precisionlab.ops.local import LocalError, OutputError, local_error
 from precisionlab.ops.registry import Family
 from precisionlab.records import EventKind, Evidence, OpRecord, Site
+from precisionlab.shadow.call import UNMEASURED, OpCall, Pair, tensors_of
 from precisionlab.shadow.measure import Stats, measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, Twin
-from precisionlab.shadow.mode import UNMEASURED, OpCall, Pair, tensors_of
 from precisionlab.shadow.opinfo import OpInfo
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.addends import ADDITIVE, lost_in_sum, pending_write_back
@@ -408,7 +408,7 @@ def keeps_before(info: OpInfo, t: Tensor) -> bool:
 
 
 def _underflows(stats: Stats, dtype: torch.dtype) -> bool:
-    """Whether the zeros stand for values that the format cannot hold, not for zeros of the operands or differences that cancel in fp64 only."""
+    """Whether the zeros stand for values that the format cannot hold, not for differences that only fp64 does not cancel."""
     return math.sqrt(stats.flushed_sq / stats.flushed) <= _TINY.get(dtype, 0.0)
 
 

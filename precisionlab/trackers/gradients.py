@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from precisionlab.records import Evidence, Phase, Site
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, Twin
-from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court, marks_of
 from precisionlab.trackers.pairs import grouped
 from precisionlab.trackers.reuse import Reuse

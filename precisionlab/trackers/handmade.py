@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from precisionlab.records import Phase
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
-from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ noise in the gradients hardly moves their norm. fp32 is no excuse: a sequential 
 from __future__ import annotations
 
 from precisionlab.records import EventKind, Phase, SinkKind, Verdict
-from precisionlab.shadow.mode import OpCall, Pair
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.trackers.court import Court
 from precisionlab.trackers.pairs import drift_of
 

@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import measure
-from precisionlab.shadow.mode import OpCall, Pair
 
 NAMES = {
     torch.float16: "fp16",

@@ -13,7 +13,7 @@ from precisionlab.backends.lookup import entry_for
 from precisionlab.backends.profile import Origin, Profile
 from precisionlab.ops.registry import Family
 from precisionlab.records import Plan
-from precisionlab.shadow.mode import OpCall
+from precisionlab.shadow.call import OpCall
 from precisionlab.trackers.pairs import NAMES
 
 HALVES = frozenset((torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from precisionlab.records import Phase, SinkKind, Site
+from precisionlab.shadow.call import OpCall
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory, Twin
-from precisionlab.shadow.mode import OpCall
 from precisionlab.shadow.sites import Locator
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.constants import Constants

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from precisionlab.records import Evidence, Phase
-from precisionlab.shadow.mode import OpCall, tensors_of
+from precisionlab.shadow.call import OpCall, tensors_of
 from precisionlab.shadow.sites import Place
 from precisionlab.trackers.court import Court
 from precisionlab.trackers.pairs import NAMES

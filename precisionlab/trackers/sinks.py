@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from precisionlab.records import EventKind, Evidence, Phase, SinkKind, Site, Verdict
+from precisionlab.shadow.call import OpCall
 from precisionlab.shadow.measure import measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory, Twin
-from precisionlab.shadow.mode import OpCall
 from precisionlab.thresholds import Thresholds
 from precisionlab.trackers.log import RunLog, join_events
 from precisionlab.trackers.pairs import NAMES, relative

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from precisionlab.ops.local import named
-from precisionlab.shadow.mode import OpCall
+from precisionlab.shadow.call import OpCall
 
 Array = NDArray[Any]
 MOST_TERMS = 8192

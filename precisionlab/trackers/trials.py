@@ -21,14 +21,14 @@ from precisionlab.formats import FP32, AccumulationOrder, AccumulationPlan, Form
 from precisionlab.ops.registry import Family
 from precisionlab.plans import Sample, Trial, clopper_pearson, sample_trials
 from precisionlab.records import OpRecord, TrialRecord, TrialRole
-from precisionlab.shadow.mode import OpCall
+from precisionlab.shadow.call import OpCall
 from precisionlab.trackers.pairs import NAMES
 from precisionlab.trackers.plans import HALVES, Plans
 from precisionlab.trackers.terms import NoTerms, Terms, samples, terms_of
 
-SHARE, SHARE_ASKED = 0.02, 0.2
+SHARE, SHARE_ASKED = 0.03, 0.2
 """Of the estimated cost of the audit that trials may take; where they are what was asked for (a target machine, preset full)."""
-AT_FIRST_NS, AT_FIRST_ASKED_NS = 5e7, 2e9
+AT_FIRST_NS, AT_FIRST_ASKED_NS = 3e7, 2e9
 """What they may take before anything else has been done, so that short programs have trials too."""
 OP_NS, ELEMENT_NS = 2.0e5, 4.0
 """Estimated cost of auditing an op: fixed, and for each element of its results. Measured, bench/speed.py: 250 us an op on one core."""

@@ -13,7 +13,7 @@ import math
 import torch
 
 from precisionlab.ops.registry import Family
-from precisionlab.shadow.mode import OpCall, Pair
+from precisionlab.shadow.call import OpCall, Pair
 
 Tensor = torch.Tensor
 

@@ -16,9 +16,9 @@ import torch
 from precisionlab.formats import FP16
 from precisionlab.formats.loss_scale import BINADES, LOWEST, GradientExponents, ScaleWindow, scale_window
 from precisionlab.records import Site
+from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.exponents import Spread
 from precisionlab.shadow.measure import Stats
-from precisionlab.shadow.mode import OpCall, Pair
 from precisionlab.trackers.court import Court
 
 _OVERFLOWS = float(FP16.overflow_threshold)
