@@ -45,10 +45,7 @@ class Mish(nn.Module):
         self.stable = stable
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.stable:
-            softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
-        else:
-            softplus = torch.log(1 + torch.exp(x))
+        softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())) if self.stable else torch.log(1 + torch.exp(x))
         return x * torch.tanh(softplus)
 
 
