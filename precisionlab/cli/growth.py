@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precisionlab.cli.audit import _check_output
+from precisionlab.cli.audit import _FAILING, _check_output
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.guard import guarded, say
 from precisionlab.cli.options import AuditOptions, FailOn, merged, parse_assignments
@@ -18,9 +19,11 @@ from precisionlab.subjects.target import check_source, parse_target
 from precisionlab.subjects.words import Kernels, Mode, parse_dtype
 
 if TYPE_CHECKING:
-    from precisionlab.growth.analysis import AxisGrowth
+    from precisionlab.growth.analysis import AxisGrowth, Trend
+    from precisionlab.growth.axes import Axis
     from precisionlab.growth.confirm import Confirmation
     from precisionlab.growth.sweep import Sweeper
+    from precisionlab.report.model import Report
 
 EPILOG = (
     "Examples: precisionlab growth model.py --along seq_len=128:4096:x2 | precisionlab growth model.py --dtype bf16 --along depth=2:32:x2 "
@@ -61,77 +64,106 @@ def growth(
     fitted, 130 interrupted.
     """
     with guarded(debug):
+        request = _request(target, along or [], wanted or [], output, force, confirm)
         options = merged(AuditOptions(), parse_assignments(set_ or []), "--set")
-        code = _growth(
-            target,
-            along or [],
-            wanted or [],
-            output,
-            force,
-            confirm,
-            fail_on,
-            quiet,
-            dict(
-                dtype=parse_dtype(dtype),
-                mode=mode,
-                seeds=seeds,
-                steps=steps,
-                kernels=kernels,
-                budget_s=budget,
-                progress=None if quiet else say,
-                **options.settings,
-            ),
+        settings = dict(
+            dtype=parse_dtype(dtype),
+            mode=mode,
+            seeds=seeds,
+            steps=steps,
+            kernels=kernels,
+            budget_s=budget,
+            progress=None if quiet else _Progress(),
+            **options.settings,
         )
+        code = _run(request, settings, fail_on)
     raise typer.Exit(code)
 
 
-def _growth(
-    target: str,
-    along: list[str],
-    wanted: list[str],
-    output: Path | None,
-    force: bool,
-    confirm: bool,
-    fail_on: FailOn,
-    quiet: bool,
-    settings: dict[str, Any],
-) -> ExitCode:
+@dataclass(frozen=True)
+class _Request:
+    """What was asked for, checked before anything runs."""
+
+    target: str
+    axes: tuple[Axis, ...]
+    targets: dict[str, float]
+    output: Path | None
+    confirm: bool
+
+    @property
+    def command(self) -> str:
+        """The command line without options that change no number."""
+        words = [f"--along {axis.name}={','.join(f'{size:g}' for size in axis.sizes)}" for axis in self.axes]
+        return " ".join(["precisionlab growth", self.target, *words, *(f"--target {n}={s:g}" for n, s in self.targets.items())])
+
+
+def _request(target: str, along: list[str], wanted: list[str], output: Path | None, force: bool, confirm: bool) -> _Request:
     from precisionlab.growth.axes import parse_axes, parse_targets
 
     axes = parse_axes(along)
     if not axes:
         raise SettingsError("--along is missing: nothing grows", hint="--along seq_len=128:4096:x2")
-    parse_targets(wanted, axes)
+    targets = parse_targets(wanted, axes)
     _check_output(output, force)
+    if output is not None and output.suffix != ".json":
+        if output.suffix not in PICTURES:
+            raise SettingsError(f"-o {output}: no such kind of file", hint="growth.json, .svg, .png or .html")
+        from precisionlab.growth.picture import check_matplotlib
+
+        check_matplotlib()
     path = parse_target(target).path
     if path is not None:
         check_source(path)
+    return _Request(target, axes, targets, output, confirm)
 
+
+def _run(request: _Request, settings: dict[str, Any], fail_on: FailOn) -> ExitCode:
     from precisionlab.growth.analysis import analysed
+    from precisionlab.growth.document import growth_document
+    from precisionlab.growth.findings import add_findings
+    from precisionlab.growth.fits import Fit, Onset
+    from precisionlab.growth.profile import profiles
     from precisionlab.growth.resize import check_axes
     from precisionlab.growth.sweep import Sweeper
     from precisionlab.subjects.loader import load_subject
+    from precisionlab.thresholds import Thresholds
 
-    subject = load_subject(target)
-    check_axes(subject, axes)
+    subject = load_subject(request.target)
+    check_axes(subject, request.axes)
     sweeper = Sweeper(subject, **settings)
+    thresholds = Thresholds.from_settings({name: settings[name] for name, _, _ in Thresholds.describe() if name in settings})
     found: list[AxisGrowth] = []
     confirmed: list[Confirmation] = []
-    for axis in axes:
-        found.append(analysed(sweeper.along(axis)))
+    for axis in request.axes:
+        found.append(analysed(sweeper.along(axis), thresholds))
         if sweeper.interrupted:
             break
-        if confirm:
+        if request.confirm:
             confirmed += _confirmed(sweeper, found[-1])
-    sys.stdout.write(_text(found, confirmed))
-    sys.stdout.flush()
-    return ExitCode.INTERRUPTED if sweeper.interrupted else ExitCode.NOTHING_FOUND
+    last = found[-1].sweep
+    inside = profiles(last.at(last.sizes[-1]), last.dtype, thresholds) if last.sizes else ()
+    report = sweeper.report
+    if report is None:
+        say("interrupted before the first size was done")
+        return ExitCode.INTERRUPTED
+    report.record.growth = growth_document(found, inside, confirmed)
+    report.record.settings["command"] = request.command
+    add_findings(report, found, request.targets)
+    _write(request, report, found, inside, confirmed)
+    if sweeper.interrupted:
+        return ExitCode.INTERRUPTED
+    if not any(isinstance(trend.law, (Fit, Onset)) for growth in found for trend in growth.trends):
+        say("not trustworthy: no law could be fitted")
+        say("  try: more sizes, further apart, or more --seeds")
+        return ExitCode.UNTRUSTWORTHY
+    return ExitCode.FINDINGS if report.verdict in _FAILING[fail_on] else ExitCode.NOTHING_FOUND
 
 
 def _confirmed(sweeper: Sweeper, growth: AxisGrowth) -> list[Confirmation]:
     from precisionlab.growth.confirm import confirmation_size, confirmations
 
-    size, reason = confirmation_size(growth, lambda n: sweeper.obstacle(growth.sweep, n))
+    spent = sum(m.seconds for m in growth.sweep.measurements)
+    size, reason = confirmation_size(growth, lambda n: sweeper.obstacle(growth.sweep, n, max(CONFIRMATION_COST * spent, 60.0)))
     if reason:
         growth.sweep.notes.append(reason)
     if not size:
@@ -139,7 +171,41 @@ def _confirmed(sweeper: Sweeper, growth: AxisGrowth) -> list[Confirmation]:
     return confirmations(growth.trends, sweeper.measure(growth.sweep.axis, size))
 
 
-def _text(found: list[AxisGrowth], confirmed: list[Confirmation]) -> str:
-    from precisionlab.growth.words import text
+def _write(request: _Request, report: Report, found: list[AxisGrowth], inside: tuple[Trend, ...], confirmed: list[Confirmation]) -> None:
+    """A file where one is asked for; the words and a plot of text to stdout in any case but that of a JSON file."""
+    from precisionlab.growth.words import findings_text, inside_text, text
 
-    return "\n\n".join(text(growth, [c for c in confirmed if c.axis == growth.sweep.axis]) for growth in found) + "\n"
+    output = request.output
+    if output is not None and output.suffix == ".json":
+        from precisionlab.report.to_json import report_to_json
+
+        output.write_text(report_to_json(report), encoding="utf-8")
+        say(f"{str(report.verdict).upper()}: growth is in {output}")
+        return
+    if output is not None:
+        from precisionlab.growth.picture import write_picture
+
+        write_picture(output, found)
+        say(f"the picture is in {output}")
+    parts = [text(growth, [c for c in confirmed if c.axis == growth.sweep.axis]) for growth in found]
+    parts += [inside_text(inside), findings_text(report)]
+    sys.stdout.write("\n\n".join(part for part in parts if part) + "\n")
+    sys.stdout.flush()
+
+
+class _Progress:
+    """One line a size on stderr, with its seeds; every run on a terminal."""
+
+    def __init__(self) -> None:
+        self._size = ""
+
+    def __call__(self, text: str) -> None:
+        size = text.partition(", seed")[0]
+        if size != self._size or sys.stderr.isatty():
+            say(text if sys.stderr.isatty() else size)
+        self._size = size
+
+
+CONFIRMATION_COST = 4.0
+"""Without a budget a confirmation may take this many times what its sweep took, or a minute."""
+PICTURES = (".svg", ".png", ".html")

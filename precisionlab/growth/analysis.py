@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from precisionlab.formats import get_format
-from precisionlab.growth.fits import Fit, Law, Onset, Refusal, fit
+from precisionlab.growth.fits import LEVEL, Fit, Law, Onset, Refusal, fit
 from precisionlab.growth.forecast import Forecast, crossing
 from precisionlab.growth.measurement import PLACED, UNIT_ROUNDOFFS, Quantity, Sweep
 from precisionlab.thresholds import Thresholds
@@ -84,7 +84,7 @@ def analysed(sweep: Sweep, thresholds: Thresholds | None = None) -> AxisGrowth:
     trends: list[Trend] = []
     for quantity in Quantity:
         places: list[str | None] = list(sweep.places(quantity)) if quantity in PLACED else [None]
-        found = [t for t in (_trend(sweep, quantity, place, limits) for place in places) if t is not None]
+        found = [t for t in (_trend(sweep, quantity, place, limits, len(places)) for place in places) if t is not None]
         if found:
             trends.append(min(found, key=_lead))
     return AxisGrowth(sweep, tuple(trends))
@@ -96,7 +96,8 @@ def _lead(trend: Trend) -> tuple[float, float]:
     return size, -trend.values[-1] / trend.limits[trend.dtype]
 
 
-def _trend(sweep: Sweep, quantity: Quantity, place: str | None, thresholds: Thresholds) -> Trend | None:
+def _trend(sweep: Sweep, quantity: Quantity, place: str | None, thresholds: Thresholds, compared: int) -> Trend | None:
+    """``compared``: places among which the worst is looked for; growth must be as sure as if it were the only one (Bonferroni)."""
     sizes, rows = sweep.series(quantity, place)
     if not sizes:
         return None
@@ -105,7 +106,7 @@ def _trend(sweep: Sweep, quantity: Quantity, place: str | None, thresholds: Thre
     law = fit(sizes, _joined(rows))
     limits = limits_of(quantity, thresholds)
     forecasts = {}
-    if isinstance(law, Fit):
+    if isinstance(law, Fit) and law.exponent_interval(1 - (1 - LEVEL) / compared)[0] >= 0:
         forecasts = {name: found for name, limit in limits.items() if (found := crossing(law, limit)) is not None}
     means = tuple(_mean(row) for row in rows)
     return Trend(sweep.axis, sweep.dtype, quantity, place or "", tuple(sizes), means, law, limits, forecasts)

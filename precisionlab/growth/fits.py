@@ -140,7 +140,8 @@ _FEWEST = {Form.AMPLIFIED: MIN_SIZES_CURVED, Form.CONTRACTED: MIN_SIZES_CURVED, 
 
 def _choose(fits: list[Fit], n: Array) -> Fit | Refusal:
     best = min(fits, key=lambda f: f.aic)
-    if best.law is Law.FLAT or best.r2 < MIN_R2:
+    low, high = best.exponent_interval()
+    if best.law is Law.FLAT or best.r2 < MIN_R2 or low < 0 < high:
         flat = next(f for f in fits if f.law is Law.FLAT)
         if flat.scatter <= FLAT_SCATTER:
             return flat

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 
 from precisionlab.growth.fits import LEVEL, Fit, Law
 
-HORIZON = 1e6
-"""Crossings at more than this many times the largest size measured are none."""
+HORIZON = 100.0
+"""Power and saturating laws are followed up to this many times the largest size measured: two decades beyond usually three or more."""
+EXPONENTIAL_RANGES = 10.0
+"""Exponential laws are followed for this many times the range of sizes measured."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The limit is reached at ``size``, with 95 % between ``low`` and ``high``. ``beyond`` is the factor over the largest size measured."""
+    """The limit is reached at ``size``, with 95 % between ``low`` and ``high``. ``beyond`` is the factor over the largest size measured.
+
+    ``high`` is infinite where the limit may not be reached within the horizon.
+    """
 
     limit: float
     size: float
@@ -28,7 +33,7 @@ class Forecast:
 
 
 def crossing(fit: Fit, limit: float, level: float = LEVEL) -> Forecast | None:
-    """Where a growing law reaches ``limit``; None where it does not within ``HORIZON``, or may as well not grow (0 is in the interval of
+    """Where a growing law reaches ``limit``; None where it does not within the horizon, or may as well not grow (0 is in the interval of
     its exponent).
 
     A crossing that lies inside the measured sizes is given as well: there the law says where between two sizes it happened.
@@ -37,6 +42,8 @@ def crossing(fit: Fit, limit: float, level: float = LEVEL) -> Forecast | None:
         return None
     smallest, largest = fit.sizes[0], fit.sizes[-1]
     start, end = smallest / HORIZON, largest * HORIZON
+    if fit.law is Law.EXPONENTIAL:
+        end = min(end, largest + EXPONENTIAL_RANGES * (largest - smallest))
     size = _first(fit.at, limit, start, end)
     if size is None:
         return None

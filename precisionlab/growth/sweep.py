@@ -132,12 +132,17 @@ class Sweeper:
         found = _measurement(size, seed, outcome, made[0], seconds, shapes)
         return found
 
-    def obstacle(self, sweep: Sweep, size: float) -> str:
-        """Why ``size`` is not started; empty when it is. Time and memory are those of the sizes before, continued as a power law."""
+    def obstacle(self, sweep: Sweep, size: float, most_s: float = math.inf) -> str:
+        """Why ``size`` is not started; empty when it is. Time and memory are those of the sizes before, continued as a power law.
+
+        ``most_s``: what it may take where no budget was given.
+        """
         seconds = _continued(sweep, size, lambda m: m.seconds) * self.seeds
         left = self.deadline - time.monotonic()
         if seconds > left:
             return f"it would take about {seconds:.0f} s, and {max(left, 0):.0f} s are left of the budget"
+        if seconds > most_s and math.isinf(self.deadline):
+            return f"it would take about {seconds:.0f} s, more than {most_s:.0f} s: give a --budget for it"
         wanted = _continued(sweep, size, lambda m: float(m.peak_bytes)) * _PER_SHADOW_BYTE
         free = free_bytes()
         if free is not None and wanted > MEMORY_SHARE * free:

@@ -10,6 +10,7 @@ from precisionlab.growth.confirm import Confirmation
 from precisionlab.growth.fits import Fit, Law, Onset, Refusal
 from precisionlab.growth.forecast import Forecast
 from precisionlab.growth.measurement import Quantity
+from precisionlab.report.model import Report
 
 _DEPTHS = ("depth", "layers", "n_layers", "num_layers", "n_layer", "blocks")
 _LENGTHS = ("seq_len", "length", "context", "tokens", "seq_length", "n_tokens", "steps")
@@ -115,7 +116,8 @@ def size_words(size: float) -> str:
 
 def trend_lines(growth: AxisGrowth) -> list[str]:
     """One or more lines a trend: the law, the forecasts, and what theory expects."""
-    lines = []
+    lines: list[str] = []
+    told: set[str] = set()
     for trend in growth.trends:
         if isinstance(trend.law, Refusal) and not any(trend.values):
             continue
@@ -130,8 +132,9 @@ def trend_lines(growth: AxisGrowth) -> list[str]:
             lines.append(f"  headroom in {trend.dtype}: {number(left[0])} binades at {size_words(trend.sizes[0])}, {number(left[-1])} at "
                          f"{size_words(trend.sizes[-1])}")  # fmt: skip
         theory = expectation(trend)
-        if theory:
+        if theory and theory not in told:
             lines.append(f"  theory: {theory}")
+            told.add(theory)
     return lines
 
 
@@ -168,6 +171,29 @@ def text(growth: AxisGrowth, confirmed: list[Confirmation]) -> str:
     lines += [f"left out: {sweep.axis} {size_words(size)}: {why}" for size, why in sweep.skipped.items()]
     lines += [f"interrupted: the sizes up to {sizes.rpartition(', ')[2]} count"] if sweep.interrupted else []
     lines += [f"note: {note}" for note in sweep.notes]
+    return "\n".join(lines)
+
+
+def inside_text(trends: tuple[Trend, ...]) -> str:
+    """The axes inside the largest run; empty where there are none."""
+    if not trends:
+        return ""
+    said = {"block": "from block to block", "token": "along the sequence", "step": "from step to step"}
+    lines = ["inside the largest run"]
+    for trend in trends:
+        backward = ", backward from the loss" if trend.quantity is Quantity.GRADIENT else ""
+        ends = f"{shown(trend.quantity, trend.values[0])} to {shown(trend.quantity, trend.values[-1])}"
+        lines.append(f"{name_of(trend.quantity)} {said[trend.axis]}{backward}: {ends}; {law_words(trend)}")
+    return "\n".join(lines)
+
+
+def findings_text(report: Report) -> str:
+    """The verdict, and the findings at the largest size and about growth, one a line."""
+    lines = [
+        f"{str(report.verdict).upper()}: {len(report.findings)} finding{'' if len(report.findings) == 1 else 's'} at the largest size and beyond"
+    ]
+    lines += [f"{f.code} {f.verdict}: {f.message}\n  fix: {f.advice}" for f in report.findings]
+    lines += ["precisionlab explain CODE says more."] if report.findings else []
     return "\n".join(lines)
 
 
