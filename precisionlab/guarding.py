@@ -83,7 +83,7 @@ class Guard:
             self.asleep = before
 
 
-class GuardedMode(ShadowMode):  # type: ignore[no-untyped-call]
+class GuardedMode(ShadowMode):
     """The dispatch mode, with faults in the making of twins turned into unshadowed ops."""
 
     guard: Guard
@@ -97,7 +97,7 @@ class GuardedMode(ShadowMode):  # type: ignore[no-untyped-call]
         while stack[-1] is not self:
             above.append(_pop_mode())
             stack = _get_current_dispatch_mode_stack()
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)
         for mode in reversed(above):
             _push_mode(mode)
 

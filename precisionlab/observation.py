@@ -121,7 +121,7 @@ class Observation:
     def _observe(self) -> None:
         self._modules.install()
         self._protocol.install()
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
         if self._ledger is not None:
             self._ledger.__enter__()
         self._observing = True

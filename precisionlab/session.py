@@ -109,14 +109,14 @@ class audit(Observation):
             for wanted in self._breakpoints.breaks:
                 fresh._breakpoints.add(wanted)
             fresh.start()
-            audited.audit = fresh  # type: ignore[attr-defined]
+            audited.audit = fresh
             try:
                 with _Started(fresh):
                     return function(*args, **kwargs)
             finally:
-                audited.report = fresh.report  # type: ignore[attr-defined]
+                audited.report = fresh.report
 
-        audited.audit, audited.report = self, None  # type: ignore[attr-defined]
+        audited.audit, audited.report = self, None
         return audited
 
     @property

@@ -66,6 +66,8 @@ def snippet(changes: list[Change]) -> str:
     for change in changes:
         if change.where is Where.SCALE:
             lines.append(f"scaler = torch.amp.GradScaler(init_scale={change.scale:g})")
+        elif change.where is Where.DTYPE:
+            lines.append(f"dtype = torch.{'bfloat16' if change.plan.storage == 'bf16' else 'float16'}")
         elif change.where is Where.MASTERS:
             lines.append("masters = [p.detach().float().requires_grad_() for p in model.parameters()]  # for the optimizer")
     return "\n".join(lines) + "\n"

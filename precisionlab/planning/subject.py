@@ -66,11 +66,13 @@ def plan_subject(
     budget: float = 1.0,
     max_audits: int = MAX_AUDITS,
     progress: Callable[[int, Sequence[Change]], None] | None = None,
+    allow: Callable[[Change], bool] = lambda change: True,
     **settings: Any,
 ) -> Proposal:
     """The cheapest changes that make the audit of ``subject`` safe, each tried by an audit of the changed program.
 
-    ``budget``: largest share of the forward FLOPs that may leave the low precision. ``settings`` are those of ``audit_subject``.
+    ``budget``: largest share of the forward FLOPs that may leave the low precision. ``allow`` says which changes may be tried.
+    ``settings`` are those of ``audit_subject``.
 
     Raises ``PlanError`` when a plan exists but costs more than ``budget``: the message says what comes nearest.
     """
@@ -79,8 +81,9 @@ def plan_subject(
     def run(changes: Sequence[Change], watch: Callable[..., Any], *modes: Any, **more: Any) -> Report:
         scale = next((c.scale for c in changes if c.where is Where.SCALE), None)
         how = "master" if any(c.where is Where.MASTERS for c in changes) else mode
+        lowered = next((c.plan.storage for c in changes if c.where is Where.DTYPE), dtype)
         watcher = within(modes, watch)
-        return run_subject(subject, dtype, how, steps, seed, watch=watcher, init_scale=scale, **more).report
+        return run_subject(subject, lowered, how, steps, seed, watch=watcher, init_scale=scale, **more).report
 
     def audit(changes: Sequence[Change]) -> Report:
         nonlocal audits
@@ -89,7 +92,7 @@ def plan_subject(
             progress(audits, changes)
         return run(changes, session.audit, PlanMode(changes), **settings)
 
-    proposal = search(audit, mode, budget=max_audits)
+    proposal = search(audit, mode, budget=max_audits, allow=allow)
     if proposal.changes:
         meter = Meter(proposal.changes)
         run(proposal.changes, Unwatched, meter.plan, meter)

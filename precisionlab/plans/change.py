@@ -31,6 +31,8 @@ class Where(str, Enum):
     """No region: another initial loss scale."""
     MASTERS = "masters"
     """No region: fp32 copies of the weights in the optimizer."""
+    DTYPE = "dtype"
+    """No region: the other half format throughout."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -67,12 +69,14 @@ class Change:
             return f"{self.file}:{self.line}"
         if self.where is Where.SCALE:
             return f"loss scale {self.scale:g}"
+        if self.where is Where.DTYPE:
+            return f"{self.plan.storage} throughout"
         return "the whole program" if self.where is Where.PROGRAM else "fp32 master weights"
 
     @property
     def is_region(self) -> bool:
-        """Whether it lifts computation (and not the loss scale or the weights)."""
-        return self.where not in (Where.SCALE, Where.MASTERS)
+        """Whether it lifts the computation of a region, so that ``apply_plan`` can do it."""
+        return self.where not in (Where.SCALE, Where.MASTERS, Where.DTYPE)
 
     def same_region(self, other: Change) -> bool:
         """Whether both speak about one place."""

@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from precisionlab.plans.change import Change, Where
-from precisionlab.records import Kind, Phase, RunRecord, Site
+from precisionlab.records import Kind, Phase, Plan, RunRecord, Site
 
 if TYPE_CHECKING:
     from precisionlab.report.model import Finding, Report
 
 _ONE_LINE = frozenset((Kind.ACCUMULATION, Kind.SWAMPING, Kind.RANGE_CAST, Kind.DOMAIN, Kind.DISCRETE_FLIP))
 """Faults whose exact result the format can hold: one line in fp32 may do."""
+_RANGE = frozenset((Kind.OVERFLOW, Kind.UNDERFLOW, Kind.RANGE_CAST))
+"""Faults of the range: bf16 has that of fp32."""
 _UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24}
 
 
@@ -36,10 +38,10 @@ def rungs(finding: Finding, report: Report, mode: str) -> Iterator[Change]:
         scale = _measured_scale(report.record)
         if scale is not None:
             yield Change(Where.SCALE, scale=scale, reason=_reason(finding), predicted_error=_error_of(report, finding))
-    yield from _regions(finding, report)
+    yield from _regions(finding, report, mode)
 
 
-def _regions(finding: Finding, report: Report) -> Iterator[Change]:
+def _regions(finding: Finding, report: Report, mode: str) -> Iterator[Change]:
     site = _site(finding, report)
     file, line = _file_and_line(finding.source)
     error = _error_of(report, finding)
@@ -55,6 +57,8 @@ def _regions(finding: Finding, report: Report) -> Iterator[Change]:
     while path:
         yield Change(Where.MODULE, path, reason=reason, predicted_error=error)
         path = path.rpartition(".")[0]
+    if mode and finding.kind in _RANGE and finding.evidence.get("dtype") == "fp16":
+        yield Change(Where.DTYPE, plan=Plan("bf16", "bf16", "fp32"), reason=reason, predicted_error=_UNIT_ROUNDOFF["bf16"])
     yield Change(Where.PROGRAM, reason=reason, predicted_error=error)
 
 

@@ -40,8 +40,7 @@ class Loop:
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._make_optimizer() if self.trainable else None
         scaled = self.scaled and dtype is LowDtype.FP16 and self.optimizer is not None
-        scale = {} if init_scale is None else {"init_scale": init_scale}
-        self.scaler = torch.amp.GradScaler(self.device.type, **scale) if scaled else None
+        self.scaler = torch.amp.GradScaler(self.device.type, init_scale=init_scale or 2.0**16) if scaled else None
         if self.scaler is not None:
             self.notes.append(f"loss scaler: torch.amp.GradScaler({self.device.type!r}), initial scale {self.scaler.get_scale():g}")
 

@@ -108,3 +108,9 @@ def test_from_fp32_says_how_much_may_run_in_each_format(healthy: Subject) -> Non
     rows = lower_subject(healthy, 2, 0)
     assert [row.format for row in rows] == ["tf32", "bf16", "fp16", "fp8 e4m3/e5m2"]
     assert all(row.repaired and row.share == 1.0 for row in rows)
+
+
+def test_where_no_region_may_be_lifted_the_other_half_format_is_tried(overflowing: Subject) -> None:
+    proposal = pl.plan_subject(overflowing, "fp16", "pure", allow=lambda change: not change.is_region)
+    assert proposal.repaired
+    assert [change.place for change in proposal.changes] == ["bf16 throughout"]
