@@ -143,7 +143,8 @@ class Copies:
 def _same_values(weight: Tensor, cast: Tensor) -> bool:
     """Whether ``cast`` (a view of a cast of ``weight``, perhaps transposed) holds the present values."""
     fresh = weight.to(cast.dtype)
+    if fresh.dim() == 2 and fresh.t().shape == cast.shape and torch.equal(fresh.t(), cast):
+        return True  # of a square matrix the shape does not tell
     if cast.shape != fresh.shape:
-        fresh = fresh.t() if fresh.dim() == 2 and fresh.t().shape == cast.shape else fresh.reshape(-1)
-        cast = cast if cast.shape == fresh.shape else cast.reshape(-1)
+        fresh, cast = fresh.reshape(-1), cast.reshape(-1)
     return fresh.shape != cast.shape or bool(torch.equal(fresh, cast))
