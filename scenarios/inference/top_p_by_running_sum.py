@@ -34,7 +34,11 @@ CLAIMS = {"exact": (100, 1900), "vocab": (2000, 2000), "kept": (1990, 2000), "st
 QUIZ = (
     (
         "2000 tokens with a long tail; the running sum is bf16. How many tokens does top_p = 0.9 keep?",
-        {"a few less than in fp32": "kept < exact", "about as many": "exact <= kept < 1.2 * exact", "practically all": "kept > 1.2 * exact"},
+        {
+            "a few less than in fp32": "kept < exact",
+            "about as many": "exact <= kept < 1.2 * exact",
+            "practically all": "kept > 1.2 * exact",
+        },
     ),
 )
 PICTURE = ("line", "running_sum", "token, most probable first")
