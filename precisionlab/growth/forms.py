@@ -95,10 +95,11 @@ def least_squares(form: Form, n: Array, y: Array) -> tuple[float, ...] | None:
 
     The parameter that enters nonlinearly is searched in one dimension, over the values that can be told from a power law: the sizes must
     have seen the bend (tau at most the largest size) or one amplification by e (b at least 1 / the largest size). None where the best
-    lies at the edge of that range: then another form is meant.
+    lies at the edge of that range: then another form is meant. An exponential must have grown by e between its ends, too.
     """
     if form in (Form.FLAT, Form.POWER, Form.EXPONENTIAL):
-        return tuple(float(p) for p in np.linalg.lstsq(jacobian(form, (0.0, 0.0), n), y, rcond=None)[0])
+        linear = tuple(float(p) for p in np.linalg.lstsq(jacobian(form, (0.0, 0.0), n), y, rcond=None)[0])
+        return None if form is Form.EXPONENTIAL and abs(linear[1]) * float(n[-1] - n[0]) < 1 else linear
     from scipy.optimize import minimize_scalar
 
     largest = float(n[-1])
