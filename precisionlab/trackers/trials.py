@@ -152,10 +152,11 @@ class Trials:
         pending, self._pending, self._bytes = self._pending, [], 0
         able: list[_Job] = []
         for job in pending:
-            if np.isfinite(job.sample.terms).all(1).any():
-                able.append(job)
+            sample = _storable(job.sample)
+            if sample is not None:
+                able.append(replace(job, sample=sample))
             elif not job.record.trials:
-                job.record.trials_skipped = "no sampled output has finite terms"
+                job.record.trials_skipped = "no sampled output fits its storage format"
         found = sample_trials([(job.sample, [plan for plan, _ in job.plans]) for job in able])
         for job, results in zip(able, found, strict=True):
             new = [_record(trial, role, job.sample.terms.shape[1]) for trial, (_, role) in zip(results, job.plans, strict=True)]
@@ -177,6 +178,21 @@ def _sample(terms: Terms, storage: Format) -> Sample:
         return Sample(terms.left.astype(np.float64), storage, None, terms.divisor, terms.root, terms.uniform)
     found = Sample.of_products(terms.left, terms.right, storage, divisor=terms.divisor, uniform=terms.uniform)
     return replace(found, root=terms.root)
+
+
+def _storable(sample: Sample) -> Sample | None:
+    """The outputs whose exact results are finite in storage: where they are not, no accumulation is to blame. None: there are none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = sample.terms.sum(1) / sample.divisor
+        fits = np.abs(np.sqrt(sums) if sample.root else sums) < sample.storage.overflow_threshold
+    if fits.all():
+        return sample
+    if not fits.any():
+        return None
+    uniform = None if sample.uniform is None else int(fits[: sample.uniform].sum())
+    divisor = sample.divisor[fits] if isinstance(sample.divisor, np.ndarray) else sample.divisor
+    alignment = None if sample.alignment is None else sample.alignment[fits]
+    return replace(sample, terms=sample.terms[fits], alignment=alignment, divisor=divisor, uniform=uniform)
 
 
 def _narrowest(plan: AccumulationPlan) -> Format:
