@@ -13,7 +13,7 @@ How to recognise it
     the sum: error about n u at worst, where u = 2^-24 = 6e-8 and n = 10^7.
 
 The repair
-    Sum in blocks: norms of rows of 4096, then the norm of those. Two short sums instead of a long one, and the result is right to
+    Sum in blocks: norms of rows of 4000, then the norm of those. Two short sums instead of a long one, and the result is right to
     {error_fixed:.1e}. Or sum in fp64: `vector_norm(g, dtype=torch.float64)`.
 
 When it is no problem

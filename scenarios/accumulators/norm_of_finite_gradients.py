@@ -7,7 +7,7 @@ What happens
     The norm is the root of a sum of squares. It fits in fp16 up to 65504, the sum does so only while the norm is below sqrt(65520)
     = 255.97. Here {count:.0f} gradients of up to {largest:.0f} give a norm of {norm:.0f}, whose square {square:.2g} does not exist
     in fp16. The clip coefficient is max_norm / inf = 0, so clipping sets all gradients to exactly zero, and the step does nothing.
-    No value that is looked at later is infinite.
+    Gradients, weights and loss stay finite; only the norm, which nobody looks at, is not.
 
 How to recognise it
     Training stands still just when gradients are large; the logged norm is inf. It depends on the number of parameters, so a larger

@@ -5,9 +5,9 @@ The same {terms:.0f} bf16 terms with the same bf16 accumulator: in one row off b
 
 What happens
     Adding n terms in a row makes the running sum n times as large as a term, and each rounding relative to that sum. The error
-    bound is n u times the sum of sizes; in bf16, u = 2^-9 at best, it says nothing from n = 256 on, and the sum stops. Adding
-    blocks of b and then the n/b results gives b + n/b instead of n: 2 sqrt(n) at best. Pairwise summation gives log2(n). The
-    accumulator is as narrow as before; only the order changed.
+    bound is n u times the sum of sizes; with u = 2^-8 in bf16 it says nothing from n = 256 on, and the sum stops. Adding blocks of
+    b and then the n/b results gives b + n/b instead of n: 2 sqrt(n) at best. Pairwise summation gives log2(n). The accumulator is
+    as narrow as before; only the order changed.
 
 How to recognise it
     A reduction whose error grows with its length. The order is a choice of the kernel, and changes with the shape, the device and

@@ -6,7 +6,7 @@ What happens
     A sum s + x rounds to s as soon as x is at most half the spacing at s. With 8 bits the spacing passes 1 at 256: 256 + 1 = 257
     lies between 256 and 258 and rounds to the even one, 256. From then on every term is lost, and the error is the rest of the sum:
     {error:.0%}. In fp16 the same happens at 2048, in fp32 at 16 777 216. For other terms: the sum stops where its spacing is twice
-    the terms, at about 2^9 times their size in bf16 and 2^12 in fp16.
+    the terms, at 2^8 to 2^9 times their size in bf16, 2^11 to 2^12 in fp16.
 
 How to recognise it
     Sums that end at a power of two. Results that depend on the order of the terms. CPU kernels hide it:
@@ -14,8 +14,7 @@ How to recognise it
     ring all-reduce have the narrow accumulator.
 
 The repair
-    An fp32 accumulator, rounded once at the end. The roundings of the terms, 2^-9 each, then average out, and the length no longer
-    matters.
+    An fp32 accumulator, rounded once at the end. Its own roundings are 2^-24 each, so the length no longer matters.
 
 When it is no problem
     Short sums, or sums whose terms cancel: with mean zero the partial sums stay small and nothing stagnates.

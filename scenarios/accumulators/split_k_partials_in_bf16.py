@@ -5,8 +5,8 @@ A product over {terms:.0f} terms is split in four and its parts stored in bf16: 
 
 What happens
     To use more cores a kernel splits the sum over k in parts and adds the partial results. If those go through memory in bf16, each
-    is rounded to 8 bits. Here the parts are about {part:.0f} with opposite signs, the result about {size:.1f}: roundings of 2^-9 of
-    {part:.0f} are {rounding:.1f}, and nothing makes them smaller when the large numbers cancel.
+    is rounded to 8 bits. Here the parts are about {part:.0f} with opposite signs, the result about {size:.1f}: storing {part:.0f}
+    costs up to {rounding:.1f}, and nothing makes them smaller when the large numbers cancel.
 
     The error of a sum is relative to the largest partial sum, not to the result.
 
@@ -18,13 +18,15 @@ The repair
     Keep the partial sums in fp32 until they are added. It costs memory traffic for the workspace only.
 
 When it is no problem
-    When the parts do not cancel: a random-sign sum of four parts has partial sums of the size of the result, and an error of about
-    2^-9.
+    When the parts do not cancel: a random-sign sum of four parts has partial sums of the size of the result, and an error of at
+    most about 2^-8.
 
 Sources
     modular/modular issue 7165. Higham 2002, section 4.2. cuBLAS: split-k workspaces are fp32 unless reduced-precision reduction is
     allowed.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +46,7 @@ CLAIMS = {
 QUIZ = (
     (
         "Partial sums of a few hundred, stored in bf16, cancel to a few. Roughly how large is the relative error of the result?",
-        {"2^-9, one rounding": "error < 0.005", "tens of percent": "error >= 0.05"},
+        {"2^-8, one rounding": "error < 0.005", "tens of percent": "error >= 0.05"},
     ),
 )
 
@@ -99,5 +101,5 @@ def numbers(broken: dict[str, Tensor], fixed: dict[str, Tensor], reference: dict
         "error_fixed": error(fixed),
         "part": part,
         "size": float(reference["out"].abs().mean()),
-        "rounding": part * 2.0**-9,
+        "rounding": 2.0 ** (math.floor(math.log2(part)) - 8),
     }

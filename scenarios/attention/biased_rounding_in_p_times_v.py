@@ -32,13 +32,13 @@ DTYPE = "bf16"
 LEVEL = "expert"
 COVERS = ("biased pv",)
 UNNAMED = (
-    "Every single result is correctly rounded, so no op is at fault by its error. The audit judges sizes of errors, not their mean sign: a bias "
-    "of a quarter of a unit stays below what it reports."
+    "Every single result is correctly rounded, so no op is at fault by its error. The audit judges sizes of errors, not their mean sign: "
+    "a bias of a quarter of a unit stays below what it reports."
 )
 CLAIMS = {"bias": (-0.27, -0.22), "noise": (0, 0.01), "bias_fixed": (-0.01, 0.01)}
 QUIZ = (
     (
-        "Each product is correctly rounded to nearest. Which mean signed error, in units of the last place, has the sum of two exact ones times V?",
+        "Each product is correctly rounded. Which mean signed error, in units of the last place, has the sum of two exact ones times V?",
         {"0, rounding to nearest is unbiased": "abs(bias) < 0.02", "-1/4": "-0.27 < bias < -0.22", "-1/2": "bias < -0.4"},
     ),
 )

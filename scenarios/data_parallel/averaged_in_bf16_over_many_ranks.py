@@ -1,6 +1,6 @@
 """Gradients averaged in bf16 over many ranks.
 
-The same reduction is right to {error_few:.1%} on {few:.0f} ranks and {error:.0%} off on {many:.0f}.
+The same reduction is off by {error_few:.1%} on {few:.0f} ranks and by {error:.0%} on {many:.0f}.
 
 What happens
     A ring all-reduce in bf16 adds one rank after another to a partial sum that travels in bf16. A gradient that is about the same

@@ -13,7 +13,7 @@ How to recognise it
 
 The repair
     `nn.SyncBatchNorm.convert_sync_batchnorm`, which reduces sum and sum of squares over the ranks, or a norm without batch
-    statistics. Synchronised, the replicas agree ({spread_fixed:.1e}).
+    statistics. Synchronised, they disagree by {spread_fixed:.0%}.
 
 When it is no problem
     Shuffled data and a few dozen samples on each device.
@@ -29,8 +29,8 @@ DTYPE = "bf16"
 LEVEL = "practitioner"
 COVERS = ("per-replica batchnorm",)
 UNNAMED = (
-    "Each replica and its fp64 twin use the same statistics and agree: nothing is wrong with the arithmetic, so the audit says safe. Only a "
-    "comparison between ranks shows it, and the audit of one process sees one rank."
+    "Each replica and its fp64 twin use the same statistics and agree: nothing is wrong with the arithmetic, so the audit says safe. Only "
+    "a comparison between ranks shows it, and the audit of one process sees one rank."
 )
 CLAIMS = {"replicas": (4, 4), "size": (16, 16), "spread": (0.3, 5.0), "spread_fixed": (0, 0.02)}
 QUIZ = (

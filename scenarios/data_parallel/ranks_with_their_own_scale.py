@@ -30,8 +30,8 @@ DTYPE = "fp16"
 LEVEL = "expert"
 COVERS = ("ranks with scales",)
 UNNAMED = (
-    "The audit follows the loss scale as one unit and sees that every gradient carries it and that it is divided out once. It does not tell "
-    "the scales of two scalers apart, so it calls this safe. Compare the scales that the ranks log."
+    "The audit follows the loss scale as one unit and sees that every gradient carries it and that it is divided out once. It does "
+    "not tell the scales of two scalers apart, so it calls this safe. Compare the scales that the ranks log."
 )
 CLAIMS = {"ratio": (5, 12)}
 QUIZ = (

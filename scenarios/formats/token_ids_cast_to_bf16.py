@@ -17,7 +17,7 @@ The repair
     counts: build them in int64 or fp32 and round the result of sin, cos or a ratio, not the argument.
 
 When it is no problem
-    When the integer is only a magnitude (a length used as a weight), where a relative error of 2^-9 is noise like any other.
+    When the integer is only a magnitude (a length used as a weight), where a relative error of 2^-8 is noise like any other.
 
 Sources
     IEEE 754-2019, section 3.3: integers up to 2^p are exact. huggingface/accelerate issue 1405, deepspeedai/DeepSpeed issue 5701.

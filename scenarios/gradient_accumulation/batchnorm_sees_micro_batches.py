@@ -32,8 +32,8 @@ DTYPE = "bf16"
 LEVEL = "practitioner"
 COVERS = ("batchnorm micro-batches",)
 UNNAMED = (
-    "The bf16 run and its fp64 twin normalise by the same few samples and agree, so the audit calls this program safe, and numerically it is. "
-    "What is wrong is the function, not the arithmetic: precisionlab compares a program with itself in fp64, not with the program that was meant."
+    "The bf16 run and its fp64 twin normalise by the same few samples and agree, so the audit calls this program safe, and numerically it "
+    "is. What is wrong is the function, not the arithmetic: a program is compared with itself in fp64, not with the one that was meant."
 )
 CLAIMS = {"micro": (8, 8), "size": (4, 4), "whole": (32, 32), "noise": (0.7, 0.72), "difference": (0.2, 3.0), "difference_fixed": (0, 0.03)}
 QUIZ = (

@@ -34,7 +34,7 @@ EXPECT = (("PL202", "aten.add_"),)
 CLAIMS = {"taken": (0, 0), "steps": (4, 4), "micro": (16, 16), "each": (1000, 60000), "total": (65520, 1e6)}
 QUIZ = (
     (
-        "Sixteen gradients of about 10000 each are added into an fp16 buffer. Which of the four steps are taken, if steps with inf are skipped?",
+        "Sixteen gradients of about 15000 are added into an fp16 buffer, and steps with inf are skipped. Which of four are taken?",
         {"all": "taken == 4", "none": "taken == 0"},
     ),
 )

@@ -7,7 +7,7 @@ What it looks like
 
 Why it is fine
     bf16 has the 8 exponent bits of fp32: it reaches from 1.2e-38 to 3.4e38. Range is what a loss scale buys, and bf16 has it. What
-    it lacks is bits, 8 against 11, and a scale cannot add any: the relative error of a number is 2^-9 at 1e-20 as at 1.
+    it lacks is bits, 8 against 11, and a scale cannot add any: a number is rounded by up to 2^-8 of itself at 1e-20 as at 1.
 
 When it would be a problem
     Never for range. bf16's troubles are swamped updates, sums, differences, counts: see the scenarios on those.

@@ -1,6 +1,6 @@
 """Healthy: a causal mask of minus infinity.
 
-{masked:.0%} of the attention scores are -inf, and the attention is right to {error:.1%}.
+{masked:.0%} of the attention scores are -inf, and the attention is right to {error:.2%}.
 
 What it looks like
     Half of all scores are infinite in every layer and every step. A watch for non-finite values reports each of them.

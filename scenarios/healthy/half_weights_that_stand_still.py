@@ -1,6 +1,6 @@
 """Healthy: bf16 weights that stand still beside fp32 masters.
 
-In a typical step {frozen:.0%} of the bf16 weights do not change, and the training is right: the masters move.
+In a typical step {frozen:.1%} of the bf16 weights do not change, and the training is right: the masters move.
 
 What it looks like
     The weights that the model uses are bit for bit the same after the step, for many steps. That is what swamped updates look like.
@@ -27,7 +27,7 @@ COVERS = ("false alarm", "bf16 weights", "swamped update")
 CLAIMS = {"frozen": (0.5, 1.0), "steps": (60, 60), "travelled": (0.9, 1.1)}
 QUIZ = (
     (
-        "bf16 weights, fp32 masters, small steps: most bf16 weights do not change in a step. How far do the masters get, compared with fp64?",
+        "Small steps: most bf16 weights do not change in a step. How far do their fp32 masters get, compared with fp64?",
         {"nowhere": "travelled < 0.1", "half of the way": "0.1 < travelled < 0.9", "as far": "travelled >= 0.9"},
     ),
 )

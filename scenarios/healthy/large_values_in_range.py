@@ -1,6 +1,6 @@
 """Healthy: activations in the tens of thousands in fp16.
 
-The residual stream reaches {largest:.0f}, nearly half of what fp16 holds, and the output is right to {error:.1%}.
+The residual stream reaches {largest:.0f}, nearly half of what fp16 holds, and the output is right to {error:.2%}.
 
 What it looks like
     Values in the tens of thousands in a format that ends at 65504. Rules of thumb call that dangerous.

@@ -1,6 +1,6 @@
 """A merged adapter that is mostly rounding noise.
 
-Merged into bf16 weights the adapter's effect is {error:.0%} wrong, unmerged or merged in fp32 {error_fixed:.1%}.
+Merged into bf16 weights the adapter's effect is {error:.0%} wrong, unmerged or merged in fp32 {error_fixed:.2%}.
 
 What happens
     Merging adds a small matrix to a large one: W + B A. Entries of W are about 0.1, where bf16 steps by 2^-11 = 4.9e-4; entries of

@@ -4,9 +4,9 @@ sigmoid rounds to 1 from a score of {onset:.1f} on, log(1 - 1) is minus infinity
 
 What happens
     The numbers next to 1 are 2^-11 apart in fp16 and 2^-8 in bf16: 1 - p is at least 4.9e-4, or 0. From a score of {onset:.1f} on
-    (6.2 in bf16) p = 1 exactly, so bf16 is worse than fp16 here, although its range is larger. log(1 - p) is -inf for a sample that
-    is confidently wrong. torch's `binary_cross_entropy` clamps the log at -100, which keeps the loss finite and leaves the gradient
-    at inf * 0.
+    ({onset_bf16:.1f} in bf16) p = 1 exactly, so bf16 is worse than fp16 here, although its range is larger. log(1 - p) is -inf for
+    a sample that is confidently wrong. torch's `binary_cross_entropy` clamps the log at -100, which keeps the loss finite and
+    leaves the gradient at inf * 0.
 
 How to recognise it
     A loss with infinities, or with plateaus of exactly 100; NaN gradients for outliers. "unsafe to autocast" is the error that
@@ -31,7 +31,7 @@ DTYPE = "fp16"
 LEVEL = "first steps"
 COVERS = ("bce", "spacing")
 EXPECT = (("PL108", "aten.log"),)
-CLAIMS = {"onset": (7.3, 8.5), "inf_share": (0.2, 0.5), "largest_fixed": (11, 13)}
+CLAIMS = {"onset": (7.3, 8.5), "onset_bf16": (5.5, 6.5), "inf_share": (0.2, 0.5), "largest_fixed": (11, 13)}
 QUIZ = (
     (
         "From which score on is 1 - sigmoid(score) zero in fp16?",
@@ -66,8 +66,10 @@ def reference() -> dict[str, Tensor]:
 
 def numbers(broken: dict[str, Tensor], fixed: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
     lost = broken["loss"].isinf()
+    rounded = torch.linspace(0, 12, 97).bfloat16()
     return {
         "onset": float(broken["scores"][lost].min()),
+        "onset_bf16": float(rounded[torch.sigmoid(rounded) == 1].min()),
         "inf_share": float(lost.double().mean()),
         "largest_fixed": float(fixed["loss"].max()),
     }

@@ -6,7 +6,8 @@ inputs here.
 What happens
     exp(x) leaves fp16 at x = ln 65504 = 11.09. log(1 + inf) = inf and tanh(inf) = 1, so x * tanh(...) = x is exactly right. The
     backward pass multiplies the slope of tanh at infinity, 0, by the slope of the rest, inf / inf: NaN. For large negative x the
-    same formula loses the other end: 1 + exp(x) = 1 from x = -7.6 on (-5.5 in bf16), so softplus is 0 instead of exp(x).
+    same formula loses the other end: 1 + exp(x) = 1 from x = {lost_below:.1f} on ({lost_below_bf16:.1f} in bf16), so softplus is 0
+    instead of exp(x).
 
 How to recognise it
     Finite losses, NaN gradients, at one activation function. The forward pass is no evidence: infinities can be hidden by any
@@ -29,7 +30,13 @@ DTYPE = "fp16"
 LEVEL = "practitioner"
 COVERS = ("softplus", "fp16 ceiling")
 EXPECT = (("PL101", "aten.exp"),)
-CLAIMS = {"onset": (11.0, 11.3), "nan_share": (0.1, 0.5), "forward_error": (0, 0.002)}
+CLAIMS = {
+    "onset": (11.0, 11.3),
+    "nan_share": (0.1, 0.5),
+    "forward_error": (0, 0.002),
+    "lost_below": (-8, -7.4),
+    "lost_below_bf16": (-6.5, -5.4),
+}
 QUIZ = (
     (
         "x = 12 in fp16: exp(x) is inf. What is wrong with x * tanh(log(1 + exp(x)))?",
@@ -69,9 +76,15 @@ def reference() -> dict[str, Tensor]:
 
 
 def numbers(broken: dict[str, Tensor], fixed: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
+    def lost_below(dtype: torch.dtype) -> float:
+        x = torch.linspace(-12, 0, 1201).to(dtype)
+        return float(x[1 + torch.exp(x) == 1].max())
+
     lost = broken["gradient"].isnan()
     return {
         "onset": float(broken["x"][lost].min()),
         "nan_share": float(lost.double().mean()),
         "forward_error": float((broken["out"] - reference["out"]).norm() / reference["out"].norm()),
+        "lost_below": lost_below(torch.float16),
+        "lost_below_bf16": lost_below(torch.bfloat16),
     }

@@ -5,8 +5,8 @@ A logit {onset:.1f} below the largest has probability zero in fp16, and log 0 is
 What happens
     softmax gives exp(x - max) / sum. The smallest fp16 number is 2^-24 = e^-16.6, half of it e^-17.3: a class that is more than
     about {onset:.1f} below the largest has probability 0, though its log-probability is an ordinary number. log(0) = -inf. In bf16
-    and fp32 the same happens at gaps of 93 and 104. The log is right about the 0 it was given; the fault is that log and softmax
-    are computed apart.
+    and fp32 the same happens at gaps of {onset_bf16:.0f} and {onset_fp32:.0f}. The log is right about the 0 it was given; the fault
+    is that log and softmax are computed apart.
 
 How to recognise it
     The loss is inf for a confidently wrong sample, once in a while, more often as training sharpens the distribution. Afterwards 0
@@ -31,7 +31,7 @@ DTYPE = "fp16"
 LEVEL = "first steps"
 COVERS = ("log softmax", "fp16 floors")
 EXPECT = (("PL108", "aten.log"),)
-CLAIMS = {"onset": (17.0, 17.5)}
+CLAIMS = {"onset": (17.0, 17.5), "onset_bf16": (90, 95), "onset_fp32": (103, 105)}
 QUIZ = (
     (
         "From which gap between two logits on is log(softmax(x)) minus infinity in fp16?",
@@ -61,4 +61,13 @@ def reference() -> dict[str, Tensor]:
 
 
 def numbers(broken: dict[str, Tensor], fixed: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
-    return {"onset": float(broken["gap"][broken["loss"].isinf()].min())}
+    def onset(dtype: torch.dtype) -> float:
+        gap = torch.linspace(80, 110, 301).to(dtype)
+        p = torch.softmax(torch.stack([torch.zeros_like(gap), -gap], -1), -1)[:, 1]
+        return float(gap[p == 0].min())
+
+    return {
+        "onset": float(broken["gap"][broken["loss"].isinf()].min()),
+        "onset_bf16": onset(torch.bfloat16),
+        "onset_fp32": onset(torch.float32),
+    }

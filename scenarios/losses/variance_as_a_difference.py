@@ -23,6 +23,8 @@ Sources
     Chan, Golub & LeVeque 1983, Algorithms for computing the sample variance; Higham 2002, section 1.9.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -78,6 +80,6 @@ def numbers(broken: dict[str, Tensor], fixed: dict[str, Tensor], reference: dict
         "high": float(broken["variances"].max()),
         "negative": float((broken["variances"] < 0).double().mean()),
         "square": 900,
-        "rounding": 900 * 2.0**-9,
+        "rounding": 2.0 ** (math.floor(math.log2(900)) - 8),
         "error_fixed": float((fixed["variances"] / reference["variances"] - 1).abs().max()),
     }

@@ -6,7 +6,7 @@ zero, and the first steps are {ratio:.0f} times too long.
 What happens
     `Optimizer.load_state_dict` converts floating state to the dtype of its parameter, since for torch's own optimizers state and
     parameter agree. A memory-efficient optimizer keeps fp32 moments beside fp16 weights: after the load they are fp16, and second
-    moments of 1e-9 are 0. The steps after the resume divide by eps.
+    moments below 3e-8 are 0. The steps after the resume divide by eps.
 
 How to recognise it
     A loss spike after every resume, none when training goes through. `optimizer.state[p]["exp_avg_sq"].dtype` before and after.

@@ -1,6 +1,7 @@
 """A norm under four plans.
 
-The norm of {count:.0f} gradients of {size:.0f}: storage, compute and accumulation decide between {exact:.0f}, infinity and zero.
+The norm of {count:.0f} gradients of {size:.0f}: storage, compute and accumulation decide between {exact:.0f}, infinity and
+{bf16:.0f}.
 
 What happens
     sqrt(sum g^2) has three places where a format can be too narrow, and each has its own failure. With g = {size:.0f}, g^2 =

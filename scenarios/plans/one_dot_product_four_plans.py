@@ -17,7 +17,7 @@ What happens
     The second part of a plan hardly matters here: products of two bf16 numbers are exact in fp32.
 
 How to recognise it
-    A mean relative error far above 2^-9 in a reduction. CPU kernels accumulate bf16 in fp32, so the first two plans show only in
+    A mean relative error far above 2^-8 in a reduction. CPU kernels accumulate bf16 in fp32, so the first two plans show only in
     hand-written loops, or in emulation (`precisionlab audit --target`).
 
 The repair

@@ -3,10 +3,10 @@
 An EMA with decay 0.999 kept in bf16: after {steps:.0f} steps it has followed {followed:.1%} of what it should have.
 
 What happens
-    ema + 0.001 * (w - ema) changes the average by a thousandth of the distance. bf16 needs a change of 1/512 of the value, or more,
-    to move at all. So the average moves only where the weight is at least two or three times the average, and otherwise is a copy
-    of the start. It is not off by a rounding error: its error is its whole displacement, though its relative error is small, which
-    is why comparing values shows nothing.
+    ema + 0.001 * (w - ema) changes the average by a thousandth of the distance. bf16 needs a change of 1/512 to 1/256 of the value
+    to move at all. So the average moves only where the weight is three to five times the average, and otherwise is a copy of the
+    start. It is not off by a rounding error: its error is its whole displacement, though its relative error is small, which is why
+    comparing values shows nothing.
 
 How to recognise it
     The EMA model is as good as the model at the step where the EMA was made, and never gets better. Compare distances: `(ema -

@@ -6,7 +6,7 @@ bf16 weights under SGD stop {gap:.2g} short of the target; with the lost part ke
 What happens
     A step dw on a weight w gives the rounded sum w' = fl(w + dw). What was lost, dw - (w' - w), can be computed exactly in the same
     format as long as dw is the smaller of the two, because w' - w is exact. Plain SGD throws it away, and where dw is below half
-    the spacing of w that is everything. Here the weights should go from 1 to {target:.1f} in steps of 1e-3, a quarter of the
+    the spacing of w that is everything. Here the weights should go from 1 to {target:.1f} in steps of 1e-3, an eighth of the
     spacing: they end at {end:.4f}.
 
 How to recognise it
