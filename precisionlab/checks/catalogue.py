@@ -38,6 +38,7 @@ from precisionlab.checks import pl508 as pl508
 from precisionlab.checks import pl509 as pl509
 from precisionlab.checks import pl510 as pl510
 from precisionlab.checks import pl511 as pl511
+from precisionlab.checks import pl601 as pl601
 from precisionlab.checks import pl901 as pl901
 from precisionlab.checks import pl902 as pl902
 from precisionlab.checks import pl903 as pl903

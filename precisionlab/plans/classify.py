@@ -60,8 +60,7 @@ def classify(op: OpRecord, limits: Thresholds, plan: DtypePlan | None = None) ->
     """
     ran = plan_of(op)
     if ran is None or not op.shadowed:
-        unknown = Judged(Verdict.UNKNOWN, {})
-        return Columns(unknown, unknown, unknown)
+        return Columns(*(Judged(Verdict.UNKNOWN, evidence) for evidence in (_range_evidence(op), _error_evidence(op), _sum_evidence(op))))
     sums = _sums_as_they_run(op, limits) if plan is None else _sums_in(op, limits, ran, plan.accumulation)
     return Columns(_storage(op, limits, ran, (plan or ran).storage), _compute(op, limits, ran, (plan or ran).compute), sums)
 
@@ -111,14 +110,17 @@ def _accumulator(precision: int) -> Format:
 
 
 def _storage(op: OpRecord, limits: Thresholds, ran: DtypePlan, fmt: Format) -> Judged:
-    evidence: Evidence = {"max_abs": op.max_abs, "introduced_nonfinite": op.introduced_nonfinite}
+    evidence = _range_evidence(op)
     if op.site.phase in _SCALED or not op.true_max_abs > 0.0:
-        evidence["flushed_energy_share"] = op.flushed_energy_share
         return Judged(Verdict.SAFE if holds(fmt, ran.storage) else Verdict.UNKNOWN, evidence)
     share, flushed = _flushed(op, limits, ran.storage, fmt)
     headroom = math.log2(fmt.max) - math.log2(op.true_max_abs)
     over = Verdict.BROKEN if headroom < 0.0 else Verdict.RISKY if headroom < limits.headroom_log2 else Verdict.SAFE
     return Judged(Verdict.worst((flushed, over)), evidence | {"flushed_energy_share": share, "headroom_log2": headroom})
+
+
+def _range_evidence(op: OpRecord) -> Evidence:
+    return {"max_abs": op.max_abs, "flushed_energy_share": op.flushed_energy_share, "introduced_nonfinite": op.introduced_nonfinite}
 
 
 def _flushed(op: OpRecord, limits: Thresholds, ran: Format, fmt: Format) -> tuple[float, Verdict]:
@@ -153,9 +155,12 @@ def _flush_verdict(share: float, limits: Thresholds) -> Verdict:
 
 def _compute(op: OpRecord, limits: Thresholds, ran: DtypePlan, fmt: Format) -> Judged:
     """For ops that sum, the error of their arithmetic belongs to the accumulation."""
-    evidence: Evidence = {"gain": op.gain_max, "local_error_u": op.local_error_u, "local_checks": op.local_checks}
     measured = Verdict.SAFE if op.family in SUMMING else _measured(op, limits)
-    return Judged(_carried({ran.compute: measured}, fmt), evidence)
+    return Judged(_carried({ran.compute: measured}, fmt), _error_evidence(op))
+
+
+def _error_evidence(op: OpRecord) -> Evidence:
+    return {"gain": op.gain_max, "local_error_u": op.local_error_u, "local_checks": op.local_checks}
 
 
 def _sums_as_they_run(op: OpRecord, limits: Thresholds) -> Judged:
@@ -239,3 +244,26 @@ def trial_evidence(trial: TrialRecord) -> Evidence:
         "overflowed_outputs": trial.overflowed + trial.largest_overflowed,
         "overflowed_share_high": trial.overflowed_high,
     }
+
+
+def on_target(op: OpRecord, limits: Thresholds) -> tuple[Verdict, TrialRecord | None, TrialRecord | None]:
+    """Whether the sums of ``op`` are safe on the target machine: the verdict, the worst trial there, and that of the machine that ran it.
+
+    Safe without a target, and where this machine does no better. Broken where partial sums stall or overflow and the result is wrong by
+    more than ``rho_local_u``; risky where it is so wrong for another reason.
+    """
+    there = max(
+        (trial for trial in op.trials if trial.role is TrialRole.TARGET),
+        key=lambda trial: (trial_verdict(trial, limits).severity, trial.error_u),
+        default=None,
+    )
+    here = next((trial for trial in op.trials if trial.role is TrialRole.EXECUTED), None)
+    here = here or next((trial for trial in op.trials if trial.order == "sequential" and trial.accumulation == FP32.name), None)
+    if there is None or trial_verdict(there, limits) is not Verdict.BROKEN:
+        return Verdict.SAFE, there, here
+    if here is not None and trial_verdict(here, limits) is Verdict.BROKEN:
+        return Verdict.SAFE, there, here
+    error_u = there.error_max_u if there.overflows else there.error_u
+    if not error_u > limits.rho_local_u:
+        return Verdict.SAFE, there, here
+    return Verdict.BROKEN if there.stalls or there.overflows else Verdict.RISKY, there, here

@@ -16,9 +16,20 @@ from collections import defaultdict
 from typing import Any
 
 from precisionlab.checks.base import Check, Fault, check_for
-from precisionlab.records import EventKind, EventRecord, Phase, RunRecord, SinkKind, SinkRecord, Site, Verdict
-from precisionlab.report.model import Column, Finding, OpVerdict, Report
+from precisionlab.records import (
+    EventKind,
+    EventRecord,
+    Phase,
+    RunRecord,
+    SinkKind,
+    SinkRecord,
+    Site,
+    Verdict,
+)
+from precisionlab.report.model import Finding, Report
+from precisionlab.report.op_verdicts import op_verdict
 from precisionlab.report.scale_advice import with_scale
+from precisionlab.report.targets import target_faults
 from precisionlab.thresholds import Thresholds
 
 _RANK = {
@@ -70,11 +81,13 @@ def judge(record: RunRecord, thresholds: Thresholds) -> Report:
     near = _near_overflow(record, thresholds)
     if near is not None and not any(f.event is not None and f.event.kind is EventKind.OVERFLOW for f in faults):
         faults.append(near)
+    told = {f.event.site for f in faults if f.event is not None and f.event.kind is EventKind.RHO}
+    faults.extend(f for f in target_faults(record, thresholds) if f.event is None or f.event.site not in told)
     findings = [with_scale(f, record.scaler) for f in (finding_of(fault) for fault in faults) if f is not None]
     findings.sort(key=lambda f: (-f.verdict.severity, f.first_step, f.code, f.module, f.op, f.source))
     reported = {(f.module, f.op, f.source) for f in findings}
     shares = _loss_shares(record)
-    ops = [_op_verdict(op, findings, thresholds, shares.get(op.site)) for op in record.ops]
+    ops = [op_verdict(op, findings, thresholds, shares.get(op.site)) for op in record.ops]
     ops.sort(key=lambda o: (-o.verdict.severity, -o.drift_u))
     quiet = sum(e.count for e in record.events if (e.site.module, e.site.op, e.site.source) not in reported)
     return Report(_overall(findings, record), findings, ops, record, _inherited(record), quiet, list(record.notes))
@@ -284,38 +297,6 @@ def finding_of(fault: Fault) -> Finding | None:
         count,
         first,
         mark,
-    )
-
-
-def _op_verdict(op: Any, findings: list[Finding], limits: Thresholds, loss_share: float | None) -> OpVerdict:
-    site = op.site
-    mine = [f for f in findings if (f.module, f.op, f.source, f.phase) == (site.module, site.op, site.source, site.phase)]
-    worst = Verdict.worst([f.verdict for f in mine])
-    in_storage = [f for f in mine if f.code.startswith("PL1") or f.code.startswith("PL2")]
-    in_sums = [f for f in mine if f.code in ("PL102", "PL502", "PL503", "PL203", "PL301", "PL302")]
-    in_compute = [f for f in mine if f not in in_storage and f not in in_sums]
-    storage = Verdict.worst([f.verdict for f in in_storage if f not in in_sums])
-    compute = Verdict.worst([f.verdict for f in in_compute])
-    accumulation = Verdict.worst([f.verdict for f in in_sums])
-    return OpVerdict(
-        site.module,
-        site.op,
-        site.phase,
-        site.source,
-        op.count,
-        op.plan,
-        worst if op.shadowed else Verdict.UNKNOWN,
-        Column(
-            storage,
-            {"max_abs": op.max_abs, "flushed_energy_share": op.flushed_energy_share, "introduced_nonfinite": op.introduced_nonfinite},
-        ),
-        Column(compute, {"gain": op.gain_max, "local_error_u": op.local_error_u, "local_checks": op.local_checks}),
-        Column(accumulation, {"rho_max": op.rho_max, "rho_p99": op.rho_p99, "reduction_length": op.reduction_length}),
-        op.drift_u,
-        op.rho_p99,
-        op.rho_max,
-        op.gain_max,
-        loss_share,
     )
 
 

@@ -13,6 +13,7 @@ from precisionlab.report.model import Column, Finding, OpVerdict, Report
 from precisionlab.report.table_ledger import ledger_lines
 from precisionlab.report.table_parameters import parameter_lines
 from precisionlab.report.table_steps import scaler_lines, step_lines
+from precisionlab.report.table_trials import trial_lines, trial_sentence
 from precisionlab.report.to_json import all_notes
 
 MAX_FINDINGS = 5
@@ -34,6 +35,7 @@ def render_table(report: Report, all_ops: bool = False, color: bool = False, wid
         _verdict(report, width),
         *_findings(report, all_ops, width),
         _ops(report, all_ops, width),
+        trial_lines(report, all_ops, width),
         step_lines(report, all_ops, width),
         parameter_lines(report, all_ops, width),
         scaler_lines(report, all_ops, width),
@@ -83,19 +85,23 @@ def _sentence(report: Report) -> str:
 
 def _findings(report: Report, all_ops: bool, width: int) -> list[list[Line]]:
     shown = report.findings if all_ops else report.findings[:MAX_FINDINGS]
-    blocks = [_finding(position, finding, width) for position, finding in enumerate(shown, 1)]
+    blocks = [_finding(position, finding, report, width) for position, finding in enumerate(shown, 1)]
     hidden = len(report.findings) - len(shown)
     return [*blocks, [Line(f"... and {hidden} finding{plural(hidden)} more (--all)")]] if hidden else blocks
 
 
-def _finding(position: int, finding: Finding, width: int) -> list[Line]:
+def _finding(position: int, finding: Finding, report: Report, width: int) -> list[Line]:
     title = f"{position}. {str(finding.verdict).upper()} {finding.code} {finding.kind} in {finding.op}"
     often = f"{finding.count} time{plural(finding.count)}, first in step {finding.first_step + 1}"
     where = f"{_place(finding)}, {finding.phase}, {often}"
     rows = [("where", where)]
     if finding.parameter:
         rows.append(("weight", finding.parameter))
-    rows += [("what", finding.message), ("repair", finding.advice)]
+    rows.append(("what", finding.message))
+    tried = trial_sentence(finding, report)
+    if tried:
+        rows.append(("trials", tried))
+    rows.append(("repair", finding.advice))
     lines = wrap(title, width, style=_STYLES[finding.verdict])
     for label, text in rows:
         lines += wrap(text, width, first=f"   {label:<7}", rest=INDENT)

@@ -39,7 +39,7 @@ DETAILS: dict[EventKind, tuple[str, ...]] = {
     EventKind.LOST: ("", "add", "write-back", "accumulate"),
     EventKind.CAST: ("", "integer to float", "float to integer", "narrowing"),
     EventKind.CONSTANT: ("", "rounds to 1", "rounds to 0", "rounds to infinity", "rounds"),
-    EventKind.RHO: ("",),
+    EventKind.RHO: ("", "target"),
     EventKind.GAIN: ("",),
     EventKind.FLIP: ("",),
     EventKind.TIE: ("",),

@@ -33,7 +33,7 @@ def test_every_check_that_judges_faults_wins_one() -> None:
 def test_the_catalogue_is_complete_and_named_after_its_files() -> None:
     expected = (
         "PL101 PL102 PL103 PL104 PL105 PL106 PL107 PL108 PL109 PL201 PL202 PL203 PL301 PL302 PL303 PL304 PL401 PL402 PL403 PL404 PL405 "
-        "PL406 PL407 PL408 PL409 PL501 PL502 PL503 PL504 PL505 PL506 PL507 PL508 PL509 PL510 PL511 PL901 PL902 PL903"
+        "PL406 PL407 PL408 PL409 PL501 PL502 PL503 PL504 PL505 PL506 PL507 PL508 PL509 PL510 PL511 PL601 PL901 PL902 PL903"
     )
     assert list(all_checks()) == expected.split()
     assert catalogue.all_checks is all_checks
