@@ -14,40 +14,6 @@ from precisionlab.records import EventKind, Phase, SinkKind
 if TYPE_CHECKING:
     from precisionlab.formats import Format
 
-PROTOCOL_CODES: dict[str, str] = {
-    "masters-do-not-match": "PL304",
-    "scale-collapse": "PL401",
-    "every-step-skipped": "PL401",
-    "scale-overflow": "PL401",
-    "scale-not-resumed": "PL401",
-    "growth-too-frequent": "PL401",
-    "clip-before-unscale": "PL402",
-    "unscale-twice": "PL403",
-    "step-without-unscale-division": "PL403",
-    "step-on-scaled-gradients": "PL403",
-    "unscale-inside-accumulation": "PL403",
-    "mixed-scales": "PL403",
-    "plain-step-after-scaler-step": "PL403",
-    "update-between-optimizers": "PL403",
-    "fp16-parameters-under-scaler": "PL403",
-    "gradient-penalty-on-scaled-gradients": "PL403",
-    "clip-inside-accumulation": "PL404",
-    "stale-nonfinite-gradient": "PL405",
-    "nonfinite-gradient-replaced": "PL405",
-    "scheduler-steps-on-skips": "PL406",
-    "stale-autocast-cast": "PL407",
-    "divided-by-another-scale": "PL403",
-    "gradients-not-zeroed": "PL408",
-    "reversed-gradient": "PL408",
-    "gradient-not-averaged": "PL408",
-    "empty-scale-window": "PL409",
-    "recompute-differs": "PL508",
-}
-"""Name of a protocol fault -> the check that describes it."""
-
-UNKNOWN_PROTOCOL_CODE = "PL403"
-"""The check for a protocol fault whose name is not in the table: most of them concern the unit of the gradients."""
-
 
 def event_is(fault: Fault, *kinds: EventKind) -> bool:
     """Whether the root event exists and is of one of ``kinds``."""
@@ -72,12 +38,6 @@ def sink_is(fault: Fault, *kinds: SinkKind) -> bool:
 def unexplained(fault: Fault, *kinds: SinkKind) -> bool:
     """Whether no event explains the fault, and (where ``kinds`` are given) its sink is one of them."""
     return fault.event is None and (not kinds or sink_is(fault, *kinds))
-
-
-def protocol_is(fault: Fault, code: str) -> bool:
-    """Whether the root event is a protocol fault that belongs to the check ``code``."""
-    event = fault.event
-    return event is not None and event.kind is EventKind.PROTOCOL and PROTOCOL_CODES.get(event.detail, UNKNOWN_PROTOCOL_CODE) == code
 
 
 def measured(fault: Fault, name: str) -> float | None:

@@ -1,13 +1,12 @@
 """PL304: masters that do not match their parameters."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class MastersDoNotMatch(Check):
+class MastersDoNotMatch(ProtocolCheck):
     """fp32 master weights and the narrow parameters they stand for hold different models.
 
     What it means
@@ -45,24 +44,10 @@ class MastersDoNotMatch(Check):
     code = "PL304"
     title = "Masters that do not match their parameters"
     kind = Kind.SEMANTICS
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        text = (
-            f"{place(fault)} overwrites a parameter with a master that does not belong to it: they differ by more than a step and a"
-            " rounding"
-        )
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        return (
+    faults = {
+        "masters-do-not-match": (
+            "overwrites a parameter with a master that does not belong to it: they differ by more than a step and a rounding",
             "Create the fp32 masters after the weights are loaded (or refresh them: master.copy_(param.float())), and checkpoint the"
-            " masters themselves; whatever else edits parameters must edit the masters."
-        )
+            " masters themselves; whatever else edits parameters must edit the masters.",
+        ),
+    }

@@ -1,21 +1,17 @@
 """PL401: scale collapse."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import detail_is, protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
-_SAYS = {
-    "scale-collapse": "halves the loss scale again and again without ever finding one that works",
-    "every-step-skipped": "skips every step: the gradients are non-finite at every scale",
-    "scale-overflow": "lets the loss scale grow without end",
-    "scale-not-resumed": "starts again from its initial scale although the optimizer was resumed",
-    "growth-too-frequent": "grows the loss scale so often that it keeps overflowing",
-}
+_NO_SCALE_HELPS = (
+    "A smaller scale cannot repair this: find the op that makes the first non-finite value in the forward pass (PL101, PL108), check"
+    " weights and inputs for inf and NaN, and call optimizer.zero_grad() on every iteration, also after a skipped step."
+)
 
 
 @check
-class ScaleCollapse(Check):
+class ScaleCollapse(ProtocolCheck):
     """The gradient scaler skips step after step, and its scale runs away instead of settling.
 
     What it means
@@ -62,35 +58,28 @@ class ScaleCollapse(Check):
     code = "PL401"
     title = "Loss scale collapse"
     kind = Kind.SCALER
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        detail = fault.event.detail if fault.event is not None else ""
-        numbers = other_evidence(fault)
-        text = f"{place(fault)} {_SAYS.get(detail, _SAYS['scale-collapse'])}"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        if detail_is(fault, "scale-not-resumed"):
-            return "Save scaler.state_dict() with the checkpoint and load it on resuming, so that the scale is not searched for again."
-        if detail_is(fault, "scale-overflow"):
-            return (
-                "Let the scale fall on every iteration whose gradients are non-finite, and cap it where nothing ever overflows"
-                " (growth_factor=1.0 from 2^16 on): check that the finite check sees the gradients of this iteration, and that the loss"
-                " really depends on the parameters."
-            )
-        if detail_is(fault, "growth-too-frequent"):
-            return (
-                "Raise growth_interval (torch's default is 2000): a scaler that doubles its scale every N clean steps overflows, and"
-                " skips a batch, about once in N + 1."
-            )
-        return (
-            "A smaller scale cannot repair this: find the op that makes the first non-finite value in the forward pass (PL101, PL108),"
-            " check weights and inputs for inf and NaN, and call optimizer.zero_grad() on every iteration, also after a skipped step."
-        )
+    faults = {
+        "scale-collapse": (
+            "halves the loss scale again and again without ever finding one that works",
+            _NO_SCALE_HELPS,
+        ),
+        "every-step-skipped": (
+            "skips every step: the gradients are non-finite at every scale",
+            _NO_SCALE_HELPS,
+        ),
+        "scale-overflow": (
+            "lets the loss scale grow without end",
+            "Let the scale fall on every iteration whose gradients are non-finite, and cap it where nothing ever overflows"
+            " (growth_factor=1.0 from 2^16 on): check that the finite check sees the gradients of this iteration, and that the loss"
+            " really depends on the parameters.",
+        ),
+        "scale-not-resumed": (
+            "starts again from its initial scale although the optimizer was resumed",
+            "Save scaler.state_dict() with the checkpoint and load it on resuming, so that the scale is not searched for again.",
+        ),
+        "growth-too-frequent": (
+            "grows the loss scale so often that it keeps overflowing",
+            "Raise growth_interval (torch's default is 2000): a scaler that doubles its scale every N clean steps overflows, and skips a"
+            " batch, about once in N + 1.",
+        ),
+    }

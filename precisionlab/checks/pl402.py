@@ -1,13 +1,12 @@
 """PL402: clipping scaled gradients."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class ClipBeforeUnscale(Check):
+class ClipBeforeUnscale(ProtocolCheck):
     """Gradients are clipped while they still carry the loss scale.
 
     What it means
@@ -46,21 +45,10 @@ class ClipBeforeUnscale(Check):
     code = "PL402"
     title = "Clipping scaled gradients"
     kind = Kind.SCALER
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        text = f"{place(fault)} clips gradients that still carry the loss scale"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        return (
-            "Call scaler.unscale_(optimizer) after the last backward() of the step and before clipping (with a hand-written scale: divide"
-            " the gradients by it first), so that max_norm is compared with the true norm."
-        )
+    faults = {
+        "clip-before-unscale": (
+            "clips gradients that still carry the loss scale",
+            "Call scaler.unscale_(optimizer) after the last backward() of the step and before clipping (with a hand-written scale:"
+            " divide the gradients by it first), so that max_norm is compared with the true norm.",
+        ),
+    }

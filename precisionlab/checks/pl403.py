@@ -1,61 +1,17 @@
 """PL403: the unscale protocol."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import Fault, check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
-_SAYS = {
-    "unscale-twice": "divides gradients by the loss scale twice",
-    "step-without-unscale-division": "takes a step on gradients that still carry the loss scale",
-    "step-on-scaled-gradients": "takes a step on gradients that still carry the loss scale",
-    "plain-step-after-scaler-step": "takes a plain step after scaler.step(), past its check for non-finite gradients",
-    "update-between-optimizers": "updates the loss scale between two optimizers of the same iteration",
-    "fp16-parameters-under-scaler": "is given fp16 parameters, whose fp16 gradients cannot hold the unscaled values",
-    "gradient-penalty-on-scaled-gradients": "computes a penalty from gradients that still carry the loss scale",
-    "mixed-scales": "adds values that do not carry the loss scale to gradients that do",
-    "unscale-inside-accumulation": "adds scaled gradients to unscaled ones",
-    "divided-by-another-scale": "divides gradients by another loss scale than the one they carry",
-}
-
-_ADVICE = {
-    "unscale-twice": (
-        "Unscale exactly once per optimizer and step, after the last micro-batch: either scaler.unscale_(optimizer) or a division of your"
-        " own, not both."
-    ),
-    "step-without-unscale-division": (
-        "Divide the gradients by the scale (in fp32) before optimizer.step(), or call scaler.step(optimizer), which does it."
-    ),
-    "step-on-scaled-gradients": (
-        "Divide the gradients by the scale (in fp32) before optimizer.step(), or call scaler.step(optimizer), which does it."
-    ),
-    "plain-step-after-scaler-step": (
-        "Remove the plain optimizer.step(): scaler.step(optimizer) calls it, and leaves it out when gradients are non-finite."
-    ),
-    "update-between-optimizers": (
-        "Call scaler.update() once per iteration, after the scaler.step() of every optimizer, so that all of them use the same scale."
-    ),
-    "fp16-parameters-under-scaler": (
-        "Keep the trainable parameters in fp32 and let autocast cast them (frozen ones may stay fp16); for pure fp16 training give the"
-        " optimizer fp32 masters."
-    ),
-    "gradient-penalty-on-scaled-gradients": (
-        "Divide the gradients from torch.autograd.grad by scaler.get_scale() before the penalty is formed from them, and scale only the"
-        " final loss."
-    ),
-    "mixed-scales": (
-        "Unscale first (scaler.unscale_(optimizer), or a division in fp32), then add weight decay, noise or other gradients; or scale what"
-        " is added as well."
-    ),
-    "unscale-inside-accumulation": ("Scale the loss of every micro-batch with the same scale and unscale once, after the last of them."),
-    "divided-by-another-scale": (
-        "Keep the scale that multiplied the loss until its gradients are divided by it; raise or lower it only after the step."
-    ),
-}
+_IN_ORDER = (
+    "Follow the order scale(loss).backward(), unscale_(optimizer), clip, scaler.step(optimizer), scaler.update(), zero_grad(), once per"
+    " step."
+)
 
 
 @check
-class UnscaleProtocol(Check):
+class UnscaleProtocol(ProtocolCheck):
     """The loss scale is divided out twice, not at all, or in a format that cannot hold the result.
 
     What it means
@@ -94,26 +50,57 @@ class UnscaleProtocol(Check):
     code = "PL403"
     title = "Loss scale not divided out properly"
     kind = Kind.SCALER
-    order = 10
+    faults = {
+        "unscale-twice": (
+            "divides gradients by the loss scale twice",
+            "Unscale exactly once per optimizer and step, after the last micro-batch: either scaler.unscale_(optimizer) or a division of"
+            " your own, not both.",
+        ),
+        "step-without-unscale-division": (
+            "takes a step on gradients that still carry the loss scale",
+            "Divide the gradients by the scale (in fp32) before optimizer.step(), or call scaler.step(optimizer), which does it.",
+        ),
+        "step-on-scaled-gradients": (
+            "takes a step on gradients that still carry the loss scale",
+            "Divide the gradients by the scale (in fp32) before optimizer.step(), or call scaler.step(optimizer), which does it.",
+        ),
+        "plain-step-after-scaler-step": (
+            "takes a plain step after scaler.step(), past its check for non-finite gradients",
+            "Remove the plain optimizer.step(): scaler.step(optimizer) calls it, and leaves it out when gradients are non-finite.",
+        ),
+        "update-between-optimizers": (
+            "updates the loss scale between two optimizers of the same iteration",
+            "Call scaler.update() once per iteration, after the scaler.step() of every optimizer, so that all of them use the same scale.",
+        ),
+        "fp16-parameters-under-scaler": (
+            "is given fp16 parameters, whose fp16 gradients cannot hold the unscaled values",
+            "Keep the trainable parameters in fp32 and let autocast cast them (frozen ones may stay fp16); for pure fp16 training give"
+            " the optimizer fp32 masters.",
+        ),
+        "gradient-penalty-on-scaled-gradients": (
+            "computes a penalty from gradients that still carry the loss scale",
+            "Divide the gradients from torch.autograd.grad by scaler.get_scale() before the penalty is formed from them, and scale only"
+            " the final loss.",
+        ),
+        "mixed-scales": (
+            "adds values that do not carry the loss scale to gradients that do",
+            "Unscale first (scaler.unscale_(optimizer), or a division in fp32), then add weight decay, noise or other gradients; or"
+            " scale what is added as well.",
+        ),
+        "unscale-inside-accumulation": (
+            "adds scaled gradients to unscaled ones",
+            "Scale the loss of every micro-batch with the same scale and unscale once, after the last of them.",
+        ),
+        "divided-by-another-scale": (
+            "divides gradients by another loss scale than the one they carry",
+            "Keep the scale that multiplied the loss until its gradients are divided by it; raise or lower it only after the step.",
+        ),
+    }
+    takes_unknown = True
 
     @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
+    def _words(cls, fault: Fault) -> tuple[str, str]:
         detail = fault.event.detail if fault.event is not None else ""
-        numbers = other_evidence(fault)
         spoken = f" ({detail.replace('-', ' ')})" if detail else ""
-        unknown = f"is called in an order that changes the result{spoken}"
-        text = f"{place(fault)} {_SAYS.get(detail, unknown)}"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        detail = fault.event.detail if fault.event is not None else ""
-        return _ADVICE.get(
-            detail,
-            "Follow the order scale(loss).backward(), unscale_(optimizer), clip, scaler.step(optimizer), scaler.update(), zero_grad(),"
-            " once per step.",
-        )
+        unknown = (f"is called in an order that changes the result{spoken}", _IN_ORDER)
+        return cls.faults.get(detail, unknown)

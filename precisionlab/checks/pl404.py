@@ -1,13 +1,12 @@
 """PL404: clipping inside gradient accumulation."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class ClipInsideAccumulation(Check):
+class ClipInsideAccumulation(ProtocolCheck):
     """The accumulated gradient is clipped after each micro-batch instead of once per step.
 
     What it means
@@ -44,21 +43,10 @@ class ClipInsideAccumulation(Check):
     code = "PL404"
     title = "Clipping inside gradient accumulation"
     kind = Kind.SEMANTICS
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        text = f"{place(fault)} clips the gradient sum between micro-batches, so the earlier ones are scaled down again and again"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        return (
-            "Move the clipping behind the micro-batch loop: clip once per optimizer step, on the complete sum, and divide the loss by the"
-            " number of micro-batches."
-        )
+    faults = {
+        "clip-inside-accumulation": (
+            "clips the gradient sum between micro-batches, so the earlier ones are scaled down again and again",
+            "Move the clipping behind the micro-batch loop: clip once per optimizer step, on the complete sum, and divide the loss by"
+            " the number of micro-batches.",
+        ),
+    }

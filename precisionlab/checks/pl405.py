@@ -1,13 +1,12 @@
 """PL405: stale non-finite gradient."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import detail_is, protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class StaleNonFiniteGradient(Check):
+class StaleNonFiniteGradient(ProtocolCheck):
     """A non-finite gradient stays in `.grad` and spoils the iterations after it.
 
     What it means
@@ -43,29 +42,15 @@ class StaleNonFiniteGradient(Check):
     code = "PL405"
     title = "Stale non-finite gradient"
     kind = Kind.SCALER
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        if detail_is(fault, "nonfinite-gradient-replaced"):
-            text = f"{place(fault)} replaces non-finite gradients by finite numbers and lets the step be taken"
-        else:
-            text = f"{place(fault)} adds to a gradient that is still non-finite from an earlier iteration"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        if detail_is(fault, "nonfinite-gradient-replaced"):
-            return (
-                "Remove the replacement (nan_to_num, masking) and skip the step instead, as GradScaler does; then repair the op that"
-                " overflows."
-            )
-        return (
+    faults = {
+        "stale-nonfinite-gradient": (
+            "adds to a gradient that is still non-finite from an earlier iteration",
             "Call optimizer.zero_grad(set_to_none=True) on every iteration, also when the scaler skipped the step: inf plus anything is"
-            " inf."
-        )
+            " inf.",
+        ),
+        "nonfinite-gradient-replaced": (
+            "replaces non-finite gradients by finite numbers and lets the step be taken",
+            "Remove the replacement (nan_to_num, masking) and skip the step instead, as GradScaler does; then repair the op that"
+            " overflows.",
+        ),
+    }

@@ -1,13 +1,12 @@
 """PL406: the scheduler steps on skipped iterations."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class SchedulerStepsOnSkips(Check):
+class SchedulerStepsOnSkips(ProtocolCheck):
     """The learning-rate schedule advances although the scaler skipped the optimizer step.
 
     What it means
@@ -48,21 +47,10 @@ class SchedulerStepsOnSkips(Check):
     code = "PL406"
     title = "Scheduler steps on skipped iterations"
     kind = Kind.SCALER
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        text = f"{place(fault)} moves the learning rate on iterations whose optimizer step the scaler had skipped"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        return (
+    faults = {
+        "scheduler-steps-on-skips": (
+            "moves the learning rate on iterations whose optimizer step the scaler had skipped",
             "Step the scheduler only after a taken step: before = scaler.get_scale(); scaler.update(); if scaler.get_scale() >= before:"
-            " scheduler.step(). A lower init_scale (2^13, say) also avoids the skips themselves."
-        )
+            " scheduler.step(). A lower init_scale (2^13, say) also avoids the skips themselves.",
+        ),
+    }

@@ -1,13 +1,12 @@
 """PL407: stale autocast copy."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class StaleAutocastCopy(Check):
+class StaleAutocastCopy(ProtocolCheck):
     """A weight was changed while autocast went on using a cached narrow copy of its old value.
 
     What it means
@@ -45,21 +44,10 @@ class StaleAutocastCopy(Check):
     code = "PL407"
     title = "Stale autocast copy of a weight"
     kind = Kind.SEMANTICS
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        text = f"{place(fault)} reads a narrow copy that autocast had cached before the weight was changed"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        return (
-            "Enter torch.autocast separately for each forward pass, with optimizer.step() (and anything else that writes weights) outside"
-            " the block, or pass cache_enabled=False: leaving the block is what empties the cache."
-        )
+    faults = {
+        "stale-autocast-cast": (
+            "reads a narrow copy that autocast had cached before the weight was changed",
+            "Enter torch.autocast separately for each forward pass, with optimizer.step() (and anything else that writes weights)"
+            " outside the block, or pass cache_enabled=False: leaving the block is what empties the cache.",
+        ),
+    }

@@ -1,13 +1,12 @@
 """PL408: gradient with a wrong factor."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import detail_is, protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class WrongGradientFactor(Check):
+class WrongGradientFactor(ProtocolCheck):
     """Gradients reach the optimizer with a factor that nobody meant: negative, the number of micro-batches, or all earlier steps.
 
     What it means
@@ -49,33 +48,14 @@ class WrongGradientFactor(Check):
     code = "PL408"
     title = "Gradient with a wrong sign or factor"
     kind = Kind.SEMANTICS
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        if detail_is(fault, "gradient-not-averaged"):
-            text = f"{place(fault)} adds the gradients of several micro-batches without dividing by their number"
-        elif detail_is(fault, "gradients-not-zeroed"):
-            text = f"{place(fault)} adds to gradients that an earlier step has used already"
-        else:
-            text = f"{place(fault)} multiplies gradients by a negative factor, so the step goes uphill"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        if detail_is(fault, "gradient-not-averaged"):
-            return (
-                "Divide the loss by the number of micro-batches before backward() (or the sum once before the step), so that accumulation"
-                " equals one large batch."
-            )
-        if detail_is(fault, "gradients-not-zeroed"):
-            return "Call optimizer.zero_grad() once per step, before the first backward pass that belongs to it (or right after the step)."
-        return (
+    faults = {
+        "reversed-gradient": (
+            "multiplies gradients by a negative factor, so the step goes uphill",
             "Treat a negative or non-finite gradient norm as a reason to skip the step, before max_norm / norm is formed, and clamp the"
-            " clip coefficient to [0, 1]; then repair the op that made the gradient non-finite."
-        )
+            " clip coefficient to [0, 1]; then repair the op that made the gradient non-finite.",
+        ),
+        "gradients-not-zeroed": (
+            "adds to gradients that an earlier step has used already",
+            "Call optimizer.zero_grad() once per step, before the first backward pass that belongs to it (or right after the step).",
+        ),
+    }

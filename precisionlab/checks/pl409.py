@@ -1,13 +1,14 @@
 """PL409: empty loss-scale window."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import measured, protocol_is
+from precisionlab.checks.base import Fault, check
+from precisionlab.checks.facts import measured
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.checks.wording import joined, place, sentence, share_when_known, when_known
 from precisionlab.records import Kind
 
 
 @check
-class EmptyScaleWindow(Check):
+class EmptyScaleWindow(ProtocolCheck):
     """No loss scale keeps both the largest and the small gradients inside fp16.
 
     What it means
@@ -45,11 +46,7 @@ class EmptyScaleWindow(Check):
     code = "PL409"
     title = "Empty loss-scale window"
     kind = Kind.SCALER
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
+    faults = {"empty-scale-window": ("makes gradients that no loss scale fits", "Use bf16 for the backward pass.")}
 
     @classmethod
     def message(cls, fault: Fault) -> str:

@@ -1,13 +1,12 @@
 """PL508: recompute that differs."""
 
-from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import protocol_is
-from precisionlab.checks.wording import other_evidence, place, sentence
+from precisionlab.checks.base import check
+from precisionlab.checks.protocol import ProtocolCheck
 from precisionlab.records import Kind
 
 
 @check
-class RecomputeDiffers(Check):
+class RecomputeDiffers(ProtocolCheck):
     """Activation checkpointing recomputes other values in backward than forward had computed.
 
     What it means
@@ -45,21 +44,10 @@ class RecomputeDiffers(Check):
     code = "PL508"
     title = "Recomputed activations differ"
     kind = Kind.SEMANTICS
-    order = 10
-
-    @classmethod
-    def claims(cls, fault: Fault) -> bool:
-        return protocol_is(fault, cls.code)
-
-    @classmethod
-    def message(cls, fault: Fault) -> str:
-        numbers = other_evidence(fault)
-        text = f"{place(fault)} is recomputed in the backward pass with another result than in the forward pass"
-        return sentence(f"{text} ({numbers})" if numbers else text)
-
-    @classmethod
-    def advice(cls, fault: Fault) -> str:
-        return (
+    faults = {
+        "recompute-differs": (
+            "is recomputed in the backward pass with another result than in the forward pass",
             "Checkpoint with use_reentrant=False and enter torch.autocast inside the checkpointed function, so that both runs see the"
-            " same autocast state, dtype and random numbers."
-        )
+            " same autocast state, dtype and random numbers.",
+        ),
+    }

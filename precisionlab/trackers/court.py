@@ -44,7 +44,7 @@ class Court:
         return self.log.site(module, op, phase, place)
 
     def convict(self, fault: str, site: Site, evidence: Evidence, name: str, reason: str, verdict: Verdict = Verdict.BROKEN) -> None:
-        """Record a protocol fault (a name of ``checks.facts.PROTOCOL_CODES``) at ``site`` with its consequence for ``name``."""
+        """Record a protocol fault (a name among the ``faults`` of some check) at ``site`` with its consequence for ``name``."""
         self._convicted.add(fault)
         event = self.log.event(EventKind.PROTOCOL, site, NO_EVENTS, evidence, fault)
         self.log.sink(SinkKind.GRADIENT, name, site, frozenset((event,)), verdict, reason, evidence, needs_event=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from precisionlab.checks.base import Fault
-from precisionlab.checks.facts import PROTOCOL_CODES
+from precisionlab.checks.protocol import protocol_codes
 from precisionlab.records import EventKind, EventRecord, Phase, SinkKind, SinkRecord, Site, Verdict
 
 
@@ -44,7 +44,7 @@ DETAILS: dict[EventKind, tuple[str, ...]] = {
     EventKind.FLIP: ("",),
     EventKind.TIE: ("",),
     EventKind.GROWTH: ("", "exponential", "crossing", "partial sums"),
-    EventKind.PROTOCOL: ("", "a-name-nobody-knows", *PROTOCOL_CODES),
+    EventKind.PROTOCOL: ("", "a-name-nobody-knows", *protocol_codes()),
 }
 OPS = ("aten.exp", "aten.add_", "c10d.allreduce_")
 SINKS = (None, *(sink(kind) for kind in SinkKind), sink(SinkKind.GRADIENT, flushed_share=0.5), sink(SinkKind.OUTPUT, nonfinite=3))

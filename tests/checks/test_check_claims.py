@@ -7,7 +7,7 @@ from check_faults import DETAILS, event, every_fault, fault, sink
 
 from precisionlab.checks import catalogue
 from precisionlab.checks.base import Fault, all_checks, check_for
-from precisionlab.checks.facts import PROTOCOL_CODES
+from precisionlab.checks.protocol import protocol_codes
 from precisionlab.records import EventKind, Phase, SinkKind
 
 
@@ -95,7 +95,7 @@ def test_a_typical_fault_is_described_by_its_check(code: str, one: Fault) -> Non
     assert check.code == code
 
 
-@pytest.mark.parametrize(("name", "code"), PROTOCOL_CODES.items())
+@pytest.mark.parametrize(("name", "code"), protocol_codes().items())
 def test_each_protocol_fault_has_its_check(name: str, code: str) -> None:
     check = check_for(fault(event(E_.PROTOCOL, name, op="clip_grad_norm_", phase=Phase.CLIP), sink(SinkKind.UPDATE)))
     assert check is not None
