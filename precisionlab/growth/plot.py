@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from precisionlab.checks.wording import number
 from precisionlab.growth.analysis import Trend
 from precisionlab.growth.fits import Fit
 from precisionlab.growth.words import name_of, shown, size_words
@@ -47,6 +48,6 @@ def plot(trend: Trend, width: int = WIDTH, height: int = HEIGHT) -> str:
     labels[0], labels[-1] = shown(trend.quantity, math.exp(high)), shown(trend.quantity, math.exp(low))
     margin = max(len(label) for label in labels)
     body = [f"{label:>{margin}} |{''.join(row).rstrip()}" for label, row in zip(labels, rows, strict=True)]
-    ends = size_words(points[0][0]), f"{trend.axis} {size_words(right)}"
+    ends = number(points[0][0]), f"{trend.axis} {number(right) if right == last else size_words(right)}"
     axis = f"{'':{margin}} +{'-' * width}\n{'':{margin}}  {ends[0]}{ends[1]:>{width - len(ends[0])}}"
     return "\n".join([f"{name_of(trend.quantity)}{f' at {trend.place}' if trend.place else ''}", *body, axis])

@@ -77,7 +77,8 @@ def _takes(function: Any, name: str) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+    anything = not isinstance(function, type)  # a module class without __init__ seems to take any keyword, and takes none
+    return any(p.name == name or (anything and p.kind is p.VAR_KEYWORD) for p in parameters)
 
 
 def _scaled(subject: Subject, scale: float) -> Callable[[int], Any]:

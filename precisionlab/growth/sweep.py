@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from precisionlab.errors import PrecisionLabError, SettingsError, SubjectError
@@ -17,7 +19,6 @@ from precisionlab.growth.watch import Watch, place_of
 from precisionlab.records import EventKind, Phase, RunRecord, SinkKind
 from precisionlab.report.model import Report
 from precisionlab.subjects.batches import make_batch, tensors
-from precisionlab.subjects.randomness import seeded
 from precisionlab.subjects.run import Outcome, run_subject
 from precisionlab.subjects.subject import Subject
 from precisionlab.subjects.words import LowDtype, parse_dtype
@@ -68,23 +69,25 @@ class Sweeper:
         """
         check_axes(self.subject, (axis,))
         sweep = Sweep(axis.name, str(self.dtype))
-        for index, size in enumerate(axis.sizes):
-            reason = self.obstacle(sweep, size)
-            if reason:
-                sweep.skipped.update(dict.fromkeys(axis.sizes[index:], reason))
-                break
-            try:
-                self._size(sweep, size)
-            except KeyboardInterrupt:
-                self.interrupted = sweep.interrupted = True
-                break
+        with _few_objects():
+            for index, size in enumerate(axis.sizes):
+                reason = self.obstacle(sweep, size)
+                if reason:
+                    sweep.skipped.update(dict.fromkeys(axis.sizes[index:], reason))
+                    break
+                try:
+                    self._size(sweep, size)
+                except KeyboardInterrupt:
+                    self.interrupted = sweep.interrupted = True
+                    break
         _check_parameters(sweep)
         return sweep
 
     def measure(self, axis: str, size: float, seeds: Iterable[int] | None = None) -> list[Measurement]:
         """The measurements of one size, for a forecast to be confirmed."""
         sweep = Sweep(axis, str(self.dtype))
-        self._size(sweep, size, seeds)
+        with _few_objects():
+            self._size(sweep, size, seeds)
         if not sweep.measurements:
             raise SubjectError(f"{axis} {size:g} cannot be run: {sweep.skipped.get(size, 'interrupted')}", hint="a smaller size")
         return sweep.measurements
@@ -120,16 +123,16 @@ class Sweeper:
             return made[0]
 
         begin = time.monotonic()
-        with seeded(seed):
-            shapes = tuple(tuple(t.shape) for _, t in tensors(make_batch(subject, 0)))
-        outcome = run_subject(subject, self.dtype, self.mode, self.steps, seed, self.kernels, watch=watch, **self.settings)
+        shapes: list[tuple[int, ...]] = []
+        noted = _noting_shapes(subject, shapes)
+        outcome = run_subject(noted, self.dtype, self.mode, self.steps, seed, self.kernels, watch=watch, **self.settings)
         seconds = time.monotonic() - begin
         if isinstance(outcome.error, KeyboardInterrupt):
             raise outcome.error
         if outcome.error is not None:
             return str(outcome.report.record.error or outcome.error)
         self.report = outcome.report
-        found = _measurement(size, seed, outcome, made[0], seconds, shapes)
+        found = _measurement(size, seed, outcome, made[0], seconds, tuple(shapes))
         return found
 
     def obstacle(self, sweep: Sweep, size: float, most_s: float = math.inf) -> str:
@@ -137,6 +140,8 @@ class Sweeper:
 
         ``most_s``: what it may take where no budget was given.
         """
+        if not sweep.measurements:
+            return ""
         seconds = _continued(sweep, size, lambda m: m.seconds) * self.seeds
         left = self.deadline - time.monotonic()
         if seconds > left:
@@ -148,6 +153,35 @@ class Sweeper:
         if free is not None and wanted > MEMORY_SHARE * free:
             return f"it would take about {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
         return ""
+
+
+@contextlib.contextmanager
+def _few_objects() -> Iterator[None]:
+    """The garbage collector passes over what exists already: each audit looks through the objects of the process, and those of the
+    libraries are hundreds of thousands."""
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
+def _noting_shapes(subject: Subject, shapes: list[tuple[int, ...]]) -> Subject:
+    """``subject``, whose first batch leaves the shapes of its tensors in ``shapes``."""
+
+    def batch(step: int) -> Any:
+        made = make_batch(subject, step)
+        if step == 0:
+            shapes.extend(tuple(t.shape) for _, t in tensors(made))
+        return made
+
+    if not callable(subject.batch):
+        shapes.extend(tuple(t.shape) for _, t in tensors(subject.batch))
+        return subject
+    return replace(subject, batch=batch)
 
 
 def free_bytes() -> int | None:

@@ -129,8 +129,8 @@ def trend_lines(growth: AxisGrowth) -> list[str]:
         lines += [f"  {forecast_words(trend, name, found)}" for name, found in _told(trend)]
         if trend.quantity is Quantity.PEAK:
             left = headroom_log2(trend)
-            lines.append(f"  headroom in {trend.dtype}: {number(left[0])} binades at {size_words(trend.sizes[0])}, {number(left[-1])} at "
-                         f"{size_words(trend.sizes[-1])}")  # fmt: skip
+            lines.append(f"  headroom in {trend.dtype}: {number(left[0])} binades at {number(trend.sizes[0])}, {number(left[-1])} at "
+                         f"{number(trend.sizes[-1])}")  # fmt: skip
         theory = expectation(trend)
         if theory and theory not in told:
             lines.append(f"  theory: {theory}")
@@ -161,14 +161,14 @@ def text(growth: AxisGrowth, confirmed: list[Confirmation]) -> str:
 
     sweep = growth.sweep
     seeds = max((len(sweep.at(size)) for size in sweep.sizes), default=0)
-    sizes = ", ".join(size_words(size) for size in sweep.sizes)
+    sizes = ", ".join(number(size) for size in sweep.sizes)
     lines = [f"along {sweep.axis} in {sweep.dtype}: {sizes} ({seeds} seed{'s' if seeds != 1 else ''} each)", ""]
     leading = growth.first or growth.trend(Quantity.DRIFT)
     picture = plot(leading) if leading is not None else ""
     lines += [picture, ""] if picture else []
     lines += trend_lines(growth)
     lines += [confirmation_words(c) for c in confirmed]
-    lines += [f"left out: {sweep.axis} {size_words(size)}: {why}" for size, why in sweep.skipped.items()]
+    lines += [f"left out: {sweep.axis} {number(size)}: {why}" for size, why in sweep.skipped.items()]
     lines += [f"interrupted: the sizes up to {sizes.rpartition(', ')[2]} count"] if sweep.interrupted else []
     lines += [f"note: {note}" for note in sweep.notes]
     return "\n".join(lines)
@@ -201,6 +201,6 @@ def confirmation_words(c: Confirmation) -> str:
     place = f" at {c.place}" if c.place else ""
     between = f"[{shown(c.quantity, c.low)}, {shown(c.quantity, c.high)}]"
     return (
-        f"at {c.axis} {size_words(c.size)}: {name_of(c.quantity)}{place} forecast {shown(c.quantity, c.forecast)} {between},"
+        f"at {c.axis} {number(c.size)}: {name_of(c.quantity)}{place} forecast {shown(c.quantity, c.forecast)} {between},"
         f" measured {shown(c.quantity, c.measured)}: {'inside' if c.inside else 'OUTSIDE'}"
     )
