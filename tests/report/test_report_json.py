@@ -15,7 +15,7 @@ from precisionlab.report.to_json import number, plain, report_to_dict, report_to
 
 SCHEMA_FILE = Path(precisionlab.report.__file__).with_name("schema.json")
 SCHEMA = json.loads(SCHEMA_FILE.read_text())
-FROZEN = "7582e468626e64d0271d45f6e30f934083a6b86da20f8865bce0c306a789d09e"
+FROZEN = "dedffdcab004a88ba42af43d25089c479c7dcc8c4b5f06cc045b66a859e84331"
 
 
 @pytest.mark.parametrize("which", ["broken", "safe", "cut_short"])
