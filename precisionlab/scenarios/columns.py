@@ -63,8 +63,8 @@ def rows(cells: Sequence[Sequence[str]], width: int = WIDTH, indent: str = "  ")
     return lines
 
 
-def number(value: float) -> str:
-    """A number in at most nine characters or so: 5 digits, exponents without padding."""
-    text = f"{value:.5g}"
+def number(value: float, digits: int = 5) -> str:
+    """A number with so many significant digits, its exponent without padding."""
+    text = f"{value:.{digits}g}"
     mantissa, mark, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if mark else text

@@ -7,13 +7,13 @@ from typing import Any
 
 from precisionlab.scenarios.columns import paragraphs
 from precisionlab.scenarios.model import Scenario
-from precisionlab.scenarios.runner import load, program_of, surroundings
+from precisionlab.scenarios.runner import audited, load, program_of, surroundings
 
 
 def namespace(scenario: Scenario, dtype: str | None = None) -> dict[str, Any]:
-    """What the prompt knows: ``audit`` (still running), ``results``, ``report``, the module's own names, ``torch`` and ``pl``.
+    """What the prompt knows: ``report`` of one run, ``results`` and ``audit`` of another, the module's own names, ``torch`` and ``pl``.
 
-    Leaves the audit running. Raises ``ScenarioError`` for a dtype that the scenario does not have.
+    Leaves that audit running: it knows the twins of the results. Raises ``ScenarioError`` for a dtype that the scenario does not have.
     """
     import torch
 
@@ -21,6 +21,8 @@ def namespace(scenario: Scenario, dtype: str | None = None) -> dict[str, Any]:
 
     module = load(scenario)
     program = program_of(module, scenario.versions[0], scenario, dtype or scenario.dtype)
+    with surroundings():
+        report = audited(program)[1]
     running = pl.audit().start()
     with surroundings():
         try:
@@ -28,17 +30,19 @@ def namespace(scenario: Scenario, dtype: str | None = None) -> dict[str, Any]:
         except Exception as error:
             results = error
     own = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-    return {**own, "torch": torch, "pl": pl, "audit": running, "results": results, "scenario": scenario}
+    return {**own, "torch": torch, "pl": pl, "audit": running, "results": results, "report": report, "scenario": scenario}
 
 
 def start(scenario: Scenario, dtype: str | None = None) -> None:
     """Runs the program and opens the prompt. The audit ends with it."""
     names = namespace(scenario, dtype)
     running = names["audit"]
+    verdict = str(names["report"].verdict).upper()
     told = [
         scenario.title,
-        "results: what the program gave. audit.report: what the audit says so far. audit.where(t), audit.shadow(t), audit.compare(t): "
-        "of a tensor, which op made it, its fp64 twin, and where they differ. fixed(), reference(): the other versions. Ctrl-D ends.",
+        f"The audit of the broken program says {verdict}: print(report). It ran once more, under an audit that goes on here: results is "
+        "what it gave; audit.where(t), audit.shadow(t) and audit.compare(t) tell of a tensor which op made it, its fp64 twin, and where "
+        "they differ. fixed() and reference() are the other versions. Ctrl-D ends.",
     ]
     try:
         code.interact(banner="\n".join(paragraphs(text) for text in told), local=names, exitmsg="")

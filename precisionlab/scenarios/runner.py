@@ -136,7 +136,7 @@ def _run(version: str, program: Callable[[], Results]) -> Ran:
     seconds = time.perf_counter() - start
     if version == "reference":
         return Ran(version, values, error, warned, seconds, None, True)
-    again, report = _audited(program)
+    again, report = audited(program)
     same = values.keys() == again.keys() and all(_equal(values[name], again[name]) for name in values)
     return Ran(version, values, error, warned, seconds, report, same)
 
@@ -151,7 +151,8 @@ def _plain(program: Callable[[], Results]) -> tuple[dict[str, torch.Tensor], str
     return values, error, tuple(dict.fromkeys(str(warning.message).splitlines()[0] for warning in caught))
 
 
-def _audited(program: Callable[[], Results]) -> tuple[dict[str, torch.Tensor], Report]:
+def audited(program: Callable[[], Results]) -> tuple[dict[str, torch.Tensor], Report]:
+    """The values that a program gives under the audit, and the report; no values where it raises."""
     results: Results = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

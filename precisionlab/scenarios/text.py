@@ -24,7 +24,7 @@ LONGEST_SERIES = 100_000
 def heading(scenario: Scenario, width: int = WIDTH) -> str:
     """Title, name, format, level, topic and codes."""
     facts = [scenario.name, scenario.dtype, str(scenario.level), scenario.topic, " ".join(scenario.codes) or "no finding"]
-    return f"{paragraphs(scenario.title, width)}\n{'=' * min(width, len(scenario.title))}\n{' · '.join(facts)}"
+    return f"{paragraphs(scenario.title, width)}\n{'=' * min(width, len(scenario.title))}\n{paragraphs(' · '.join(facts), width)}"
 
 
 def lesson(scenario: Scenario, numbers: Mapping[str, float], width: int = WIDTH) -> str:
@@ -77,14 +77,20 @@ def value_text(value: torch.Tensor | None) -> str:
     if value is None:
         return "-"
     if value.numel() == 1:
-        return number(float(value))
+        return number(float(value), 6)
     finite = value[value.isfinite()]
     lost = value.numel() - finite.numel()
     if lost == value.numel():
         return f"{lost} inf or NaN"
     low, high = float(finite.min()), float(finite.max())
-    text = number(low) if low == high else f"{number(low)} .. {number(high)}"
+    text = number(low) if low == high else _range(low, high)
     return f"{text}, {lost} inf/NaN" if lost else text
+
+
+def _range(low: float, high: float) -> str:
+    """Both ends, with as many digits as it takes to tell them apart."""
+    digits = next((n for n in (3, 5, 8) if number(low, n) != number(high, n)), 12)
+    return f"{number(low, digits)} .. {number(high, digits)}"
 
 
 def audits(outcome: Outcome, width: int = WIDTH) -> str:

@@ -12,8 +12,8 @@ How to recognise it
     are all zero in fp16.
 
 The repair
-    An eps for the format: 1e-4 here, or compute the normalisation in fp32. An eps inside a fused kernel (LayerNorm, `F.normalize`
-    under autocast) is applied in fp32.
+    An eps for the format: with 1e-4 {nan_fixed:.0%} of the outputs are NaN. Or compute the normalisation in fp32. An eps inside a
+    fused kernel (LayerNorm, `F.normalize` under autocast) is applied in fp32.
 
 When it is no problem
     When the denominator is never small. bf16 holds 1e-8 without trouble.

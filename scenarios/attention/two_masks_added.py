@@ -14,7 +14,7 @@ How to recognise it
 
 The repair
     Combine the masks as booleans and write the large number once, with `masked_fill`. The scores underneath are replaced, not added
-    to.
+    to, and {nan_fixed:.0%} of the outputs are NaN.
 
 When it is no problem
     A -inf in a row that keeps a finite entry: softmax gives it probability zero, which was meant.

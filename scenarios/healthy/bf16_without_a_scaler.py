@@ -3,14 +3,17 @@
 Gradients of about {size:.0e} would be zero in fp16 at any sane loss scale; bf16 keeps {kept:.1%} of them, unscaled.
 
 What it looks like
-    Gradients twelve orders of magnitude below fp16's smallest number, and no GradScaler in sight.
+    Gradients {octaves_below_fp16:.0f} octaves below fp16's smallest number, and no GradScaler in sight. Code that was written for
+    fp16 has one, and its absence looks like an oversight.
 
 Why it is fine
     bf16 has the 8 exponent bits of fp32: it reaches from 1.2e-38 to 3.4e38. Range is what a loss scale buys, and bf16 has it. What
     it lacks is bits, 8 against 11, and a scale cannot add any: a number is rounded by up to 2^-8 of itself at 1e-20 as at 1.
 
 When it would be a problem
-    Never for range. bf16's troubles are swamped updates, sums, differences, counts: see the scenarios on those.
+    Never for range, unless the hardware flushes subnormals and the numbers are below 1e-38. A scaler with bf16 is not wrong either:
+    powers of two cost nothing, and its check for infinities may be welcome. bf16's troubles are swamped updates, sums, differences,
+    counts: see the scenarios on those.
 
 Sources
     Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training, arXiv:1905.12322.

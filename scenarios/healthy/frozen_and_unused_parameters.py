@@ -7,7 +7,8 @@ What it looks like
 
 Why it is fine
     A frozen backbone has `requires_grad` off, the auxiliary head is not called, and one branch is detached. fp64 leaves them where
-    they are as well. The audit asks whether fp64 would have moved a weight that did not move.
+    they are as well, while the head, which is trained, moves by {head_moved:.2f}. The audit asks whether fp64 would have moved a
+    weight that did not move.
 
 When it would be a problem
     If the optimizer held them with weight decay (decay moves parameters without gradient in some optimizers), or if they were

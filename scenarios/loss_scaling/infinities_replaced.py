@@ -14,7 +14,7 @@ How to recognise it
 
 The repair
     Let infinities reach `scaler.step`. One skipped step costs nothing; a step in a wrong direction does. With the line removed the
-    scaler goes down to where everything fits.
+    scaler goes down to 2^{scale_end_fixed:.0f}, where everything fits.
 
 When it is no problem
     After `unscale_`, on a step that the scaler has already decided to skip, replacing values changes nothing.

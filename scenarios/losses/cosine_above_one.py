@@ -12,8 +12,8 @@ How to recognise it
     asin, sqrt(1 - c^2), atanh.
 
 The repair
-    Clamp the cosine to [-1, 1] before the inverse function. Or avoid it: the angle as 2 atan2(|a - b|, |a + b|) of the unit vectors
-    is accurate for all angles, acos is not near 0.
+    Clamp the cosine to [-1, 1] before the inverse function: 1 - angle / pi is then right to {error_fixed:.3f}. Or avoid it: the
+    angle as 2 atan2(|a - b|, |a + b|) of the unit vectors is accurate for all angles, acos is not near 0.
 
 When it is no problem
     When the cosine is only compared or used as a loss: 1.001 is as good as 1.

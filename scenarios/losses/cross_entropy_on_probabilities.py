@@ -14,7 +14,7 @@ How to recognise it
 
 The repair
     Give the scores to `F.binary_cross_entropy_with_logits`: it computes max(x, 0) - x y + log1p(exp(-|x|)), in which nothing is
-    subtracted from 1.
+    subtracted from 1. The largest loss here is then {largest_fixed:.1f}.
 
 When it is no problem
     Probabilities that do not come from a sigmoid and are bounded away from 0 and 1, as with label smoothing on both sides.

@@ -12,8 +12,8 @@ How to recognise it
     NaN weights after the very first step, in exactly the rows without gradient; the loss of that step was fine.
 
 The repair
-    fp32 weights, or masters, so that state and eps are fp32. If everything must be fp16, eps >= 1e-4, and a scale on the second
-    moment.
+    fp32 weights, or masters, so that state and eps are fp32: {nan_fixed:.0%} of the weights are NaN then. If everything must be
+    fp16, eps >= 1e-4, and a scale on the second moment.
 
 When it is no problem
     bf16: 1e-8 is an ordinary bf16 number, though v keeps only 8 bits.

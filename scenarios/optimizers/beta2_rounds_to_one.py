@@ -1,6 +1,7 @@
 """A beta2 that rounds to one.
 
-0.999 as a bf16 tensor is {beta:.0f}, so 1 - beta2 is 0, the bias correction 0 / 0, and all weights are NaN after the first step.
+0.999 as a bf16 tensor is {beta:.0f}, so 1 - beta2 is 0, the bias correction 0 / 0, and {nan_share:.0%} of the weights are NaN after
+the first step.
 
 What happens
     The bf16 neighbours of 1 are 1 - 2^-8 = 0.996 and 1 + 2^-7. 0.999 lies closer to 1. An optimizer that turns its constants into
@@ -12,7 +13,8 @@ How to recognise it
     optimizers, in compiled graphs with scalars as tensors.
 
 The repair
-    Python floats for constants; they reach the kernel in fp32 or fp64. Compute 1 - beta2 in Python too.
+    Python floats for constants; they reach the kernel in fp32 or fp64, and {nan_fixed:.0%} of the weights are NaN. Compute 1 -
+    beta2 in Python too.
 
 When it is no problem
     torch.optim keeps its constants as Python floats. What remains in bf16 is that v * 0.999 rounds to v, so the second moment

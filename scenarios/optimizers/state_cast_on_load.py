@@ -12,8 +12,9 @@ How to recognise it
     A loss spike after every resume, none when training goes through. `optimizer.state[p]["exp_avg_sq"].dtype` before and after.
 
 The repair
-    After `load_state_dict` put the saved tensors back, or override the cast (`_process_value_according_to_param_policy`), or keep
-    fp32 masters as the optimizer's parameters, so that nothing needs a cast.
+    After `load_state_dict` put the saved tensors back (the steps are then {ratio_fixed:.2f} times as long as in fp64), or override
+    the cast (`_process_value_according_to_param_policy`), or keep fp32 masters as the optimizer's parameters, so that nothing needs
+    a cast.
 
 When it is no problem
     fp32 parameters, and bf16 ones where 8 bits of the moments suffice.

@@ -8,10 +8,10 @@ What happens
     {square:.0f} and a sum of {total:.1e}:
 
         storage  compute  accumulation   result
-        fp16     fp16     fp16           {narrow} (the square fits, the sum does not)
-        fp16     fp16     fp32           {wide_sum:.0f} (squares of up to 255 are fine)
-        fp16     fp32     fp32           {wide:.0f} (and squares of any size)
-        bf16     bf16     bf16           {bf16:.0f} (in range, but the sum stands still)
+        fp16     fp16     fp16           {narrow} (the sum does not fit)
+        fp16     fp16     fp32           {wide_sum:.0f} (the squares still must)
+        fp16     fp32     fp32           {wide:.0f} (for gradients of any size)
+        bf16     bf16     bf16           {bf16:.0f} (the sum stands still)
 
     The repair of one plan is not the repair of another: fp16 needs range, bf16 needs bits.
 

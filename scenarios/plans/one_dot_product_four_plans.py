@@ -8,11 +8,11 @@ What happens
     They are chosen apart and fail apart. The same positive terms under four plans, errors in units of bf16's u = 2^-8, as emulated
     bit for bit:
 
-        storage  accumulation            error    judged
-        bf16     bf16, one running sum   {narrow:6.1f}   broken: it stagnates at 2^8 times a term
-        bf16     bf16, blocks of 32      {blocks:6.2f}   risky: 32 + 32 roundings instead of one
-        bf16     fp32, one running sum   {wide:6.2f}   safe: the one rounding of the result
-        fp32     fp32, one running sum   {all_wide:6.4f}   safe, and twice the memory
+        storage  sum                 error    judged
+        bf16     bf16, in one row    {narrow:6.1f}   broken: it stagnates
+        bf16     bf16, blocks of 32  {blocks:6.2f}   risky: 64 roundings, not 1
+        bf16     fp32, in one row    {wide:6.2f}   safe: one rounding
+        fp32     fp32, in one row    {all_wide:6.4f}   safe, twice the memory
 
     The second part of a plan hardly matters here: products of two bf16 numbers are exact in fp32.
 
