@@ -14,7 +14,7 @@ from precisionlab.cli.audit import _FAILING, _check_output
 from precisionlab.cli.codes import ExitCode
 from precisionlab.cli.guard import guarded, say
 from precisionlab.cli.options import AuditOptions, FailOn, merged, parse_assignments
-from precisionlab.errors import SettingsError
+from precisionlab.errors import SettingsError, SubjectError
 from precisionlab.subjects.target import check_source, parse_target
 from precisionlab.subjects.words import Kernels, Mode, parse_dtype
 
@@ -160,15 +160,27 @@ def _run(request: _Request, settings: dict[str, Any], fail_on: FailOn) -> ExitCo
 
 
 def _confirmed(sweeper: Sweeper, growth: AxisGrowth) -> list[Confirmation]:
+    """At the size of the first forecast, or the largest that the memory, the time and the subject allow."""
     from precisionlab.growth.confirm import confirmation_size, confirmations
 
     spent = sum(m.seconds for m in growth.sweep.measurements)
-    size, reason = confirmation_size(growth, lambda n: sweeper.obstacle(growth.sweep, n, max(CONFIRMATION_COST * spent, 60.0)))
-    if reason:
-        growth.sweep.notes.append(reason)
-    if not size:
-        return []
-    return confirmations(growth.trends, sweeper.measure(growth.sweep.axis, size))
+    refused: dict[float, str] = {}
+
+    def obstacle(size: float) -> str:
+        return refused.get(size) or sweeper.obstacle(growth.sweep, size, max(CONFIRMATION_COST * spent, 60.0))
+
+    while True:
+        size, reason = confirmation_size(growth, obstacle)
+        try:
+            found = confirmations(growth.trends, sweeper.measure(growth.sweep.axis, size)) if size else []
+        except SubjectError as error:
+            refused[size] = error.message
+            continue
+        except KeyboardInterrupt:
+            sweeper.interrupted = True
+            found, reason = [], "the confirmation was interrupted"
+        growth.sweep.notes.extend([reason] if reason else [])
+        return found
 
 
 def _write(request: _Request, report: Report, found: list[AxisGrowth], inside: tuple[Trend, ...], confirmed: list[Confirmation]) -> None:

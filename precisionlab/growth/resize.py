@@ -13,6 +13,7 @@ import torch
 from precisionlab.errors import SubjectError
 from precisionlab.growth.axes import BATCH, SCALE, Axis
 from precisionlab.subjects.batches import make_batch, map_tensors, tensors
+from precisionlab.subjects.randomness import seeded
 from precisionlab.subjects.subject import Subject
 
 MOST_GATHERED = 4096
@@ -35,7 +36,7 @@ def known_axes(subject: Subject) -> dict[str, str]:
 
 
 def check_axes(subject: Subject, axes: tuple[Axis, ...]) -> None:
-    """Raises ``SubjectError`` for an axis that the subject does not have, with those it has."""
+    """Raises ``SubjectError`` for an axis that the subject does not have, with those it has, and for ``scale`` with nothing to scale."""
     known = known_axes(subject)
     for axis in axes:
         if axis.name not in known:
@@ -44,6 +45,9 @@ def check_axes(subject: Subject, axes: tuple[Axis, ...]) -> None:
                 f"{subject.name or 'the subject'} has no axis {axis.name!r}; it has {listed}",
                 hint=f"sizes = {{{axis.name!r}: {axis.sizes[0]:g}}} and batch(step, {axis.name}) or a model builder that takes {axis.name}",
             )
+        if axis.name == SCALE:
+            with seeded(0):
+                resized(subject, SCALE, 1.0).batch(0)
 
 
 def resized(subject: Subject, axis: str, size: float) -> Subject:

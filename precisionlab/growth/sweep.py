@@ -35,7 +35,7 @@ _MEASURED_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OTHER)
 
 
 class Sweeper:
-    """Runs the sizes of one or several axes and remembers the report of the largest run."""
+    """Runs the sizes of one or several axes. ``report`` is that of the last run of a sweep, its largest size."""
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class Sweeper:
         self.say = progress or (lambda text: None)
         self.deadline = time.monotonic() + budget_s
         self.report: Report | None = None
-        """Of the last audit that ran: the largest size of the last axis."""
         self.interrupted = False
 
     def along(self, axis: Axis) -> Sweep:
@@ -84,12 +83,13 @@ class Sweeper:
         return sweep
 
     def measure(self, axis: str, size: float, seeds: Iterable[int] | None = None) -> list[Measurement]:
-        """The measurements of one size, for a forecast to be confirmed."""
-        sweep = Sweep(axis, str(self.dtype))
-        with _few_objects():
-            self._size(sweep, size, seeds)
-        if not sweep.measurements:
-            raise SubjectError(f"{axis} {size:g} cannot be run: {sweep.skipped.get(size, 'interrupted')}", hint="a smaller size")
+        """The measurements of one size, for a forecast to be confirmed; ``report`` stays that of the sweep. Raises as ``along`` does."""
+        sweep, report = Sweep(axis, str(self.dtype)), self.report
+        try:
+            with _few_objects():
+                self._size(sweep, size, seeds)
+        finally:
+            self.report = report
         return sweep.measurements
 
     def _size(self, sweep: Sweep, size: float, seeds: Iterable[int] | None = None) -> None:

@@ -106,8 +106,21 @@ def test_the_json_report_has_growth_and_is_the_same_each_time(subject: str, tmp_
 
 def test_a_confirmation_is_printed_beside_its_forecast(subject: str) -> None:
     code, out, _ = growth(subject, *LENGTHS, "-q", "--confirm")
-    assert code in (0, 1)
+    assert code == 0
     assert "at length 4" in out and "forecast" in out and "measured" in out and ": inside" in out
+
+
+def test_a_confirmation_that_the_subject_refuses_is_made_at_half_the_size(subject: str) -> None:
+    raising = "    if length > 3000: raise ValueError('too long')\n    return torch.full"
+    Path(subject).write_text(Path(subject).read_text().replace("    return torch.full", raising))
+    code, out, _ = growth(subject, *LENGTHS, "-q", "--confirm")
+    assert code == 0
+    assert "at length 20" in out and "was not run: the subject raised" in out and "too long" in out
+
+
+def test_the_confirmation_of_an_overflow_is_no_finding_of_the_sizes_that_were_asked_for(subject: str) -> None:
+    code, out, _ = growth(subject, *LENGTHS, "-q", "--confirm")
+    assert code == 0 and "at length 409" in out and "PL1" not in out
 
 
 def test_two_sizes_give_numbers_and_no_law(subject: str) -> None:
