@@ -3,7 +3,7 @@
 from precisionlab.checks.base import Check, Fault, check
 from precisionlab.checks.facts import detail_is, event_is
 from precisionlab.checks.range_repairs import underflow_repair
-from precisionlab.checks.wording import counted, fmt, joined, passing, place, sentence, share_when_known, when_known
+from precisionlab.checks.wording import counted, fmt, joined, passing, place, sentence, share_when_known, subnormal_message, when_known
 from precisionlab.records import EventKind, Kind
 
 
@@ -54,6 +54,8 @@ class Underflow(Check):
 
     @classmethod
     def message(cls, fault: Fault) -> str:
+        if detail_is(fault, "subnormal"):
+            return subnormal_message(fault)
         verb = "casts" if detail_is(fault, "cast") else "turns"
         object_ = counted(fault, "flushed")
         action = f"{verb} {object_} to {fmt(fault)} as zero" if verb == "casts" else f"{verb} {object_} into zero in {fmt(fault)}"

@@ -1,9 +1,20 @@
 """PL201: gradient flushed to zero."""
 
 from precisionlab.checks.base import Check, Fault, check
-from precisionlab.checks.facts import at_sink, event_is, op_stem, phase_is, sink_is, unexplained
+from precisionlab.checks.facts import at_sink, detail_is, event_is, op_stem, phase_is, sink_is, unexplained
 from precisionlab.checks.range_repairs import bce_repair
-from precisionlab.checks.wording import code_line, counted, fmt, joined, passing, place, sentence, share_when_known, when_known
+from precisionlab.checks.wording import (
+    code_line,
+    counted,
+    fmt,
+    joined,
+    passing,
+    place,
+    sentence,
+    share_when_known,
+    subnormal_message,
+    when_known,
+)
 from precisionlab.records import EventKind, Kind, Phase, SinkKind
 
 _SINKS = (SinkKind.GRADIENT, SinkKind.UPDATE, SinkKind.STATE)
@@ -62,6 +73,8 @@ class GradientFlushed(Check):
 
     @classmethod
     def message(cls, fault: Fault) -> str:
+        if detail_is(fault, "subnormal"):
+            return subnormal_message(fault)
         numbers = joined(
             share_when_known(fault, "flushed_energy_share", "{} of the energy"),
             when_known(fault, "true_max_abs", "largest exact magnitude {}"),

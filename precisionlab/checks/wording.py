@@ -104,6 +104,17 @@ def sentence(*parts: str) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
+def subnormal_message(fault: Fault) -> str:
+    """What a flush that leaves subnormals did: ``... leaves 12 of 16 values below the normal range of fp16, with few digits``."""
+    numbers = joined(
+        when_known(fault, "flushed", "{} became zero"),
+        when_known(fault, "true_max_abs", "largest exact magnitude {}"),
+        when_known(fault, "smallest_normal", "full precision ends at {}"),
+    )
+    text = f"{place(fault)} leaves {counted(fault, 'subnormal')} below the normal range of {fmt(fault)}, with few digits{passing(fault)}"
+    return sentence(f"{text} ({numbers})" if numbers else text)
+
+
 def code_line(fault: Fault) -> str:
     """The source line as `` `h = h + f(h)` `` with a preposition, for advice: `` in `h = h + f(h)` ``; empty when unknown."""
     text = fault.event.site.line_text.strip() if fault.event is not None else ""

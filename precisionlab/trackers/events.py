@@ -242,6 +242,20 @@ class EventRules:
             }
             raised.append(self.log.event(EventKind.RHO, site, carried, evidence))
             return raised
+        if found is not None and stats.subnormal and found.local_u * storage_u > limits.gain_drift_u * u:
+            # the op rounded correctly and still lost its digits: only the spacing of subnormals does that
+            evidence = {
+                "subnormal": stats.subnormal,
+                "flushed": stats.flushed,
+                "elements": stats.elements,
+                "flushed_energy_share": stats.flushed_sq / stats.hi_sq,
+                "local_error_u": found.local_u,
+                "true_max_abs": stats.hi_max_abs,
+                "smallest_normal": torch.finfo(pair.lo.dtype).smallest_normal,
+                "dtype": dtype,
+            }
+            raised.append(self.log.event(EventKind.FLUSH, site, carried, evidence, "subnormal"))
+            return raised
         record.gain_max = max(record.gain_max, drift / max(in_drift, u / 2))
         operand_rms = max((rms_of(p) for p in inputs), default=0.0)
         evidence = {

@@ -61,7 +61,6 @@ class _Job:
     record: OpRecord
     sample: Sample
     plans: tuple[tuple[AccumulationPlan, TrialRole], ...]
-    length: int
 
 
 class Trials:
@@ -120,7 +119,7 @@ class Trials:
         self.spent_ns += cost
         record.trials_skipped = ""
         record.reduction_length = max(record.reduction_length, terms.length)
-        self._pending.append(_Job(record, _sample(terms, storage), plans, terms.length))
+        self._pending.append(_Job(record, _sample(terms, storage, plans), plans))
         self._bytes += 16 * terms.left.size
         if self._bytes > PENDING_BYTES:
             self.finish()
@@ -173,11 +172,15 @@ def candidates(storage: Format) -> tuple[AccumulationPlan, ...]:
     )
 
 
-def _sample(terms: Terms, storage: Format) -> Sample:
-    if terms.right is None:
-        return Sample(terms.left.astype(np.float64), storage, None, terms.divisor, terms.root, terms.uniform)
-    found = Sample.of_products(terms.left, terms.right, storage, divisor=terms.divisor, uniform=terms.uniform)
-    return replace(found, root=terms.root)
+def _sample(terms: Terms, storage: Format, plans: tuple[tuple[AccumulationPlan, TrialRole], ...]) -> Sample:
+    """Products are aligned by their operands, which matters to matrix units alone."""
+    aligned = any(plan.order is AccumulationOrder.BLOCK_FMA for plan, _ in plans)
+    if terms.right is not None and aligned:
+        found = Sample.of_products(terms.left, terms.right, storage, divisor=terms.divisor, uniform=terms.uniform)
+        return replace(found, root=terms.root)
+    left = terms.left.astype(np.float64)
+    products = left if terms.right is None else left * terms.right
+    return Sample(products, storage, None, terms.divisor, terms.root, terms.uniform)
 
 
 def _storable(sample: Sample) -> Sample | None:

@@ -35,7 +35,7 @@ def fault(root: EventRecord | None, reached: SinkRecord | None = None) -> Fault:
 DETAILS: dict[EventKind, tuple[str, ...]] = {
     EventKind.OVERFLOW: ("", "result", "accumulator", "constant", "cast", "integer", "headroom"),
     EventKind.DOMAIN: ("", "log", "acos", "div", "sqrt", "softmax"),
-    EventKind.FLUSH: ("", "result", "cast", "constant"),
+    EventKind.FLUSH: ("", "result", "cast", "constant", "subnormal"),
     EventKind.LOST: ("", "add", "write-back", "accumulate"),
     EventKind.CAST: ("", "integer to float", "float to integer", "narrowing"),
     EventKind.CONSTANT: ("", "rounds to 1", "rounds to 0", "rounds to infinity", "rounds"),

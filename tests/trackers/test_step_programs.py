@@ -139,3 +139,15 @@ def test_a_derivative_of_a_derivative_is_no_recomputation() -> None:
             (gradient,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
             (out.float().mean() + (gradient.norm(dim=1) - 1).square().mean()).backward()
     assert audit.report.findings == []
+
+
+def test_digits_lost_among_the_subnormals_are_an_underflow_and_no_cancellation() -> None:
+    class Product(nn.Module):
+        def forward(self, p: torch.Tensor) -> torch.Tensor:
+            return p * 1e-3 * 4e-4
+
+    torch.manual_seed(0)
+    with pl.audit() as audit:
+        Product()((0.5 + torch.rand(256)).half())
+    assert [(f.code, f.kind) for f in audit.report.findings] == [("PL105", "underflow")]
+    assert "below the normal range of fp16" in audit.report.findings[0].message
