@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -201,8 +202,22 @@ def _write(request: _Request, report: Report, found: list[AxisGrowth], inside: t
         say(f"the picture is in {output}")
     parts = [text(growth, [c for c in confirmed if c.axis == growth.sweep.axis]) for growth in found]
     parts += [inside_text(inside), findings_text(report)]
-    sys.stdout.write("\n\n".join(part for part in parts if part) + "\n")
+    sys.stdout.write(_wrapped("\n\n".join(part for part in parts if part)) + "\n")
     sys.stdout.flush()
+
+
+def _wrapped(text: str) -> str:
+    """Lines no wider than the terminal, or 100 columns; continued four columns in."""
+    from rich.console import Console
+
+    console = Console()
+    width = min(max(console.width, MIN_WIDTH), MAX_WIDTH) if console.is_terminal else WIDTH
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        fits = len(line) <= width
+        lines += [line] if fits else textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 class _Progress:
@@ -218,6 +233,7 @@ class _Progress:
         self._size = size
 
 
+WIDTH, MIN_WIDTH, MAX_WIDTH = 100, 80, 120
 CONFIRMATION_COST = 4.0
 """Without a budget a confirmation may take this many times what its sweep took, or a minute."""
 PICTURES = (".svg", ".png", ".html")

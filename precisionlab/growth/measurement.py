@@ -81,6 +81,8 @@ class Sweep:
     """Size -> why it has no measurement."""
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+    deterministic: bool = False
+    """The seeds changed nothing at the smallest size."""
 
     @property
     def u(self) -> float:

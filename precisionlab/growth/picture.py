@@ -17,8 +17,8 @@ from precisionlab.growth.fits import Fit
 from precisionlab.growth.words import law_words, name_of, size_words, text
 
 SUFFIXES = (".svg", ".png", ".html")
-MOST_BEYOND = 16.0
-"""Pictures end at this many times the largest size."""
+NARROWEST = 3.0
+"""Factor between the ends of the vertical axis at least: numbers that do not grow shall not look as if they did."""
 
 
 def check_matplotlib() -> None:
@@ -74,7 +74,7 @@ def _panel(axes: Any, growth: AxisGrowth, trend: Trend) -> None:
     end = trend.sizes[-1]
     if isinstance(trend.law, Fit):
         if forecast is not None:
-            end = min(max(end, 1.3 * forecast.size), MOST_BEYOND * end)
+            end = max(end, 1.3 * forecast.size)
         grid = np.geomspace(trend.sizes[0], end, 80)
         band = np.array([trend.law.interval(float(n)) for n in grid])
         axes.plot(grid, [trend.law.at(float(n)) for n in grid], color="#20639b", label=str(trend.law.law))
@@ -83,6 +83,10 @@ def _panel(axes: Any, growth: AxisGrowth, trend: Trend) -> None:
             axes.axhline(limit, color="#c0392b", ls="--", lw=1, label=f"limit in {trend.dtype}")
             axes.axvspan(forecast.low, min(forecast.high, end), color="#c0392b", alpha=0.12, lw=0)
             axes.axvline(forecast.size, color="#c0392b", lw=1, label=f"{trend.axis} {size_words(forecast.size)}")
+    low, high = axes.get_ylim()
+    if high < NARROWEST * low:
+        middle = (low * high) ** 0.5
+        axes.set_ylim(middle / NARROWEST**0.5, middle * NARROWEST**0.5)
     unit = "" if trend.quantity.value in ("peak", "flushed_energy_share", "swamped_share") else f", u of {trend.dtype}"
     axes.set_xlabel(trend.axis)
     axes.set_ylabel(f"{name_of(trend.quantity)}{unit}")

@@ -93,7 +93,7 @@ class Sweeper:
         return sweep.measurements
 
     def _size(self, sweep: Sweep, size: float, seeds: Iterable[int] | None = None) -> None:
-        for seed in range(self.seeds) if seeds is None else seeds:
+        for seed in range(1 if sweep.deterministic else self.seeds) if seeds is None else seeds:
             self.say(f"{sweep.axis} {size:g}, seed {seed}")
             try:
                 found = self._one(sweep.axis, size, seed)
@@ -111,6 +111,10 @@ class Sweeper:
             sweep.measurements.append(found)
             if found.size != sweep.sizes[0]:
                 _check_not_ignored(sweep)
+        same = sweep.at(size)
+        if len(sweep.sizes) == 1 and len(same) > 1 and all((m.totals, m.places) == (same[0].totals, same[0].places) for m in same):
+            sweep.deterministic = True
+            sweep.notes.append(f"{len(same)} seeds gave the same numbers: the other sizes are run once")
 
     def _one(self, axis: str, size: float, seed: int) -> Measurement | str:
         """One audit; the error in words when the subject raised."""
@@ -142,7 +146,7 @@ class Sweeper:
         """
         if not sweep.measurements:
             return ""
-        seconds = _continued(sweep, size, lambda m: m.seconds) * self.seeds
+        seconds = _continued(sweep, size, lambda m: m.seconds) * (1 if sweep.deterministic else self.seeds)
         left = self.deadline - time.monotonic()
         if seconds > left:
             return f"it would take about {seconds:.0f} s, and {max(left, 0):.0f} s are left of the budget"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,8 +47,9 @@ def subject(tmp_path: Path) -> str:
 
 
 def growth(*words: str) -> tuple[int, str, str]:
+    """Exit code, stdout with wrapped lines joined again, stderr."""
     result = CliRunner().invoke(app, ["growth", *words])
-    return result.exit_code, result.stdout, result.stderr
+    return result.exit_code, re.sub(r"\n {4,}(?=\S)", " ", result.stdout), result.stderr
 
 
 LENGTHS = ("--along", "length=128:1024:x2", "--mode", "pure", "--seeds", "1")
@@ -127,6 +129,11 @@ def test_two_sizes_give_numbers_and_no_law(subject: str) -> None:
     code, out, error = growth(subject, "--along", "length=2,4", "--mode", "pure", "--seeds", "1", "-q")
     assert code == 3
     assert "2 sizes were measured; a law needs 4" in out and "no law could be fitted" in error
+
+
+def test_lines_are_wrapped_at_100_columns(subject: str) -> None:
+    result = CliRunner().invoke(app, ["growth", subject, *LENGTHS, "-q", "--target", "length=32768"])
+    assert max(len(line) for line in result.stdout.splitlines()) <= 100
 
 
 def test_a_file_is_not_replaced_unasked(subject: str, tmp_path: Path) -> None:

@@ -124,8 +124,14 @@ def test_every_size_and_seed_is_audited_once() -> None:
             super().__init__()
             built.append(torch.initial_seed())
 
-    sweep(total(model=Counted), "length", 8, 16, 32, seeds=2)
+    sweep(total(model=Counted, batch=lambda step, length: torch.rand(length, 8)), "length", 8, 16, 32, seeds=2)
     assert built == [0, 1] * 3
+
+
+def test_seeds_that_change_nothing_are_run_at_the_smallest_size_only() -> None:
+    _, found = sweep(total(), "length", 8, 16, 32, seeds=3)
+    assert [len(found.at(size)) for size in found.sizes] == [3, 1, 1]
+    assert found.notes == ["3 seeds gave the same numbers: the other sizes are run once"]
 
 
 def test_sizes_that_would_not_fit_the_budget_are_left_out() -> None:
