@@ -77,7 +77,8 @@ class Observation:
         plans = Plans(target, fast=kernels == "fast")
         self._rules = EventRules(self._log, self.thresholds, plans, local=self.preset != "quick", exhaustive=self.preset == "full")
         asked = target is not None or self.preset == "full"
-        self._trials = Trials(plans, int(self.thresholds.trial_outputs), asked=asked) if self.preset != "quick" else None
+        tried = int(self.thresholds.trial_outputs) if self.preset != "quick" else 0
+        self._trials = Trials(plans, tried, asked=asked) if tried > 0 else None
         self._mode = GuardedMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         self._mode.guard = self._guard
         court = self._protocol.court

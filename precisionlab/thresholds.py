@@ -63,7 +63,7 @@ class Thresholds:
     )
     trial_outputs: float = _limit(
         32.0,
-        "Outputs of an op on which other accumulations are tried at a time. Of 32 the root mean square error is right to 1 %.",
+        "Outputs of an op on which other accumulations are tried at a time; 0: none. Of 32 the root mean square error is right to 1 %.",
     )
 
     # Sinks: where it matters.

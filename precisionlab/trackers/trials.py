@@ -88,6 +88,9 @@ class Trials:
             return
         if not samples(call.info.name) or not any(pair.lo.dtype in HALVES for pair in call.outputs):
             self._seen[key] = len(SAMPLED_AT)
+            if call.info.rule.length is not None:  # it sums
+                known = samples(call.info.name)
+                record.trials_skipped = "no result is stored in half precision" if known else f"the terms of {call.info.name} are not known"
             return
         if self.spent_ns + SAMPLING_NS > self.earned_ns:
             record.trials_skipped = record.trials_skipped or "the budget for trials was spent"

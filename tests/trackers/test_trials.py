@@ -98,6 +98,22 @@ def test_fp32_results_and_quick_audits_have_no_trials() -> None:
     assert record_of(audit.report, "aten.sum").trials == []
 
 
+def test_zero_outputs_mean_no_trials() -> None:
+    with pl.audit(trial_outputs=0) as audit:
+        positive_product()
+    assert record_of(audit.report, "aten.mm").trials == []
+
+
+def test_an_op_whose_terms_are_not_known_says_so() -> None:
+    x = torch.rand(2, 3, 8, 8).half().requires_grad_()
+    with pl.audit() as audit:
+        torch.nn.functional.conv_transpose2d(x, torch.rand(3, 2, 3, 3).half()).sum().backward()
+    assert "not sampled" in record_of(audit.report, "aten.convolution").trials_skipped
+    backward = record_of(audit.report, "aten.convolution_backward")
+    assert backward.trials_skipped == "the terms of aten.convolution_backward are not known"
+    assert row_of(audit.report, "aten.convolution_backward").accumulation.evidence["trials"] == f"none: {backward.trials_skipped}"
+
+
 def train(model: nn.Module, dtype: torch.dtype, steps: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     draw = torch.Generator().manual_seed(1)
