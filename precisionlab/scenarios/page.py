@@ -36,6 +36,8 @@ def svg(outcome: Outcome) -> str:
             axes.set_title(wanted.label, fontsize=9)
         else:
             axes.set_xlabel(wanted.label)
+            if wanted.kind == "line":
+                axes.xaxis.get_major_locator().set_params(integer=True)
             axes.legend(frameon=False)
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata={"Date": None})

@@ -56,7 +56,7 @@ class Ran:
             return f"raises {self.error}"
         if self.non_finite:
             return f"inf or NaN in {', '.join(self.non_finite)}"
-        return f"warns: {self.warned[0]}" if self.warned else "nothing: all values finite, no warning"
+        return f"warns: {self.warned[0]}" if self.warned else "nothing (all values finite, no warning)"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ QUIZ = (
         {"nothing": "kept < 0.1", "all but a rounding": "kept > 0.98"},
     ),
 )
-PICTURE = ("histogram", "gradient", "log2 size")
+PICTURE = ("histogram", "gradient", "size")
 
 
 def program(dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ QUIZ = (
         {"a thousandfold": "error > 0.1", "not at all": "error < 0.005"},
     ),
 )
-PICTURE = ("histogram", "stream", "log2 size")
+PICTURE = ("histogram", "stream", "size")
 
 
 class Net(nn.Module):

@@ -30,7 +30,7 @@ QUIZ = (
         {"by a third": "error > 0.1", "by less than one percent": "error < 0.01"},
     ),
 )
-PICTURE = ("histogram", "weights", "log2 size")
+PICTURE = ("histogram", "weights", "size")
 
 
 class Attention(nn.Module):

@@ -31,7 +31,7 @@ QUIZ = (
         {"three quarters of it are missing": "error > 0.5", "less than a percent": "error < 0.01"},
     ),
 )
-PICTURE = ("histogram", "activations", "log2 size")
+PICTURE = ("histogram", "activations", "size")
 
 
 class Net(nn.Module):

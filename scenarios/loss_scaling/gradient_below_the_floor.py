@@ -44,7 +44,7 @@ QUIZ = (
         },
     ),
 )
-PICTURE = ("histogram", "gradient", "log2 size")
+PICTURE = ("histogram", "gradient", "size")
 
 
 class Net(nn.Module):

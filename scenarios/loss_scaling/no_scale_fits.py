@@ -41,7 +41,7 @@ QUIZ = (
         {"30": "window == 30", "40": "39.9 < window < 40.1", "277": "window == 277"},
     ),
 )
-PICTURE = ("histogram", "gradients", "log2 size")
+PICTURE = ("histogram", "gradients", "size")
 
 
 def _train(dtype: torch.dtype, weight: float) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ QUIZ = (
         },
     ),
 )
-PICTURE = ("histogram", "gradient", "log2 size")
+PICTURE = ("histogram", "gradient", "size")
 
 
 def _train(dtype: torch.dtype, scale: float) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ def test_show_prints_the_lesson_with_its_numbers() -> None:
 
 def test_run_shows_programs_audits_numbers_and_what_to_read_in_80_columns() -> None:
     text = run("run", "spacing-after-one").stdout
-    for part in ("a plain run shows", "nothing: all values finite, no warning", "PL501", "SAFE", "the numbers", "scenarios quiz"):
+    for part in ("a plain run shows", "nothing (all values finite, no warning)", "PL501", "SAFE", "the numbers", "scenarios quiz"):
         assert part in text
     assert max(map(len, text.splitlines())) <= 80
 
