@@ -9,11 +9,12 @@ from typing import Any
 from precisionlab.records import Verdict
 from precisionlab.report.model import Finding, Report
 from precisionlab.scenarios.catalogue import recorded
-from precisionlab.scenarios.model import Expectation, Question, Scenario, ScenarioError
+from precisionlab.scenarios.model import Claim, Expectation, Question, Scenario, ScenarioError
 from precisionlab.scenarios.runner import Outcome, run
 
 MOVED = 0.05
-"""Relative difference from the recorded number at which a lesson would tell another story. Other kernels move the last digits only."""
+"""A number has moved if it differs from the recorded one by this share of itself and of the width of its claimed range: a lesson would tell
+another story. Other kernels move the last digits of a mean, and counts of rare things by one or two."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,14 @@ def _numbers(outcome: Outcome, against_record: bool) -> list[str]:
         claim = scenario.claims.get(name)
         if claim is not None and value not in claim:
             problems.append(f"number {name} moved out of its range: {value:.6g}, claimed {claim.low:g} to {claim.high:g}")
-        elif name in before and not math.isclose(value, float(before[name]), rel_tol=MOVED):
+        elif name in before and _moved(value, float(before[name]), claim):
             problems.append(f"number {name} moved: {value:.6g}, recorded {float(before[name]):.6g}")
     return problems
+
+
+def _moved(value: float, before: float, claim: Claim | None) -> bool:
+    width = claim.high - claim.low if claim is not None and math.isfinite(claim.high - claim.low) else 0.0
+    return not math.isclose(value, before, rel_tol=MOVED, abs_tol=MOVED * width)
 
 
 def _lesson(outcome: Outcome) -> list[str]:
