@@ -148,7 +148,7 @@ def _run(request: _Request, settings: dict[str, Any], fail_on: FailOn) -> ExitCo
         say("interrupted before the first size was done")
         return ExitCode.INTERRUPTED
     report.record.growth = growth_document(found, inside, confirmed)
-    report.record.settings["command"] = request.command
+    report.record.settings.update(command=request.command, seeds=sweeper.seeds)
     add_findings(report, found, request.targets)
     _write(request, report, found, inside, confirmed)
     if sweeper.interrupted:
