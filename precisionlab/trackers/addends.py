@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from precisionlab.records import Site
+from precisionlab.records import Evidence, Site
 from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import LostStats, Stats, lost_addend
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
-from precisionlab.trackers.pairs import rms_of
+from precisionlab.trackers.pairs import NAMES, rms_of
 
 Tensor = torch.Tensor
 
@@ -54,6 +54,21 @@ def lost_in_sum(call: OpCall, pair: Pair, stats: Stats, limit: float, site: Site
     if not call.info.in_place and lost.addend_sq > lost.base_sq and call.info.name in _PAIRWISE and alpha == 1.0:
         lost = lost_addend(addend, base, pair.lo, 1.0)
     return lost if lost.addend_sq > 0 and lost.lost_sq > limit * limit * lost.addend_sq else None
+
+
+def lost_evidence(lost: LostStats, lo: Tensor) -> Evidence:
+    """The numbers of a lost addend, for its event: shares, sizes of addend and base, and the spacing at the base."""
+    n = max(lo.numel(), 1)
+    base = math.sqrt(lost.base_sq / n)
+    return {
+        "lost_share": math.sqrt(lost.lost_sq / lost.addend_sq),
+        "swamped": lost.swamped,
+        "elements": n,
+        "addend_rms": math.sqrt(lost.addend_sq / n),
+        "base_rms": base,
+        "spacing": 2.0 ** math.floor(math.log2(base)) * 2 * UNIT_ROUNDOFF[lo.dtype] if base > 0 else 0.0,
+        "dtype": NAMES.get(lo.dtype, str(lo.dtype)),
+    }
 
 
 def pending_write_back(call: OpCall, pair: Pair, limit: float) -> tuple[torch.dtype, LostStats] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import Any
 
@@ -12,8 +11,8 @@ from precisionlab.records import EventKind, Evidence, Phase, SinkKind, Verdict
 from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import LostStats, lost_addend
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF
+from precisionlab.trackers.addends import lost_evidence
 from precisionlab.trackers.court import Court, marks_of
-from precisionlab.trackers.pairs import NAMES
 
 Tensor = torch.Tensor
 
@@ -72,17 +71,7 @@ class Copies:
     def _lost_step(self, call: OpCall, pair: Pair, lost: LostStats, rows: int, name: str) -> None:
         log, n = self.court.log, max(pair.lo.numel(), 1)
         site = log.site(name.rpartition(".")[0], call.info.name, Phase.OPTIMIZER, call.place)
-        base = math.sqrt(lost.base_sq / n)
-        evidence: Evidence = {
-            "lost_share": math.sqrt(lost.lost_sq / lost.addend_sq),
-            "swamped": lost.swamped,
-            "elements": n,
-            "addend_rms": math.sqrt(lost.addend_sq / n),
-            "base_rms": base,
-            "spacing": 2.0 ** math.floor(math.log2(base)) * 2 * UNIT_ROUNDOFF[pair.lo.dtype] if base > 0 else 0.0,
-            "dtype": NAMES.get(pair.lo.dtype, str(pair.lo.dtype)),
-            "parameter": name,
-        }
+        evidence: Evidence = {**lost_evidence(lost, pair.lo), "parameter": name}
         event = log.event(EventKind.LOST, site, NO_EVENTS, evidence, "update")
         if rows >= self.court.limits.update_steps:
             reason = f"{lost.swamped} of {n} weights of {name} that should move do not: the wide copy is made anew in every step"

@@ -7,7 +7,6 @@ is masked (drift back to ``mask_drift_u``). Sinks and the judge decide what beco
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -15,11 +14,12 @@ from precisionlab.ops.local import LocalError, OutputError, local_error
 from precisionlab.ops.registry import Family
 from precisionlab.records import EventKind, Evidence, OpRecord, Site
 from precisionlab.shadow.call import UNMEASURED, OpCall, Pair, tensors_of
-from precisionlab.shadow.measure import Stats, measure
+from precisionlab.shadow.measure import LostStats, Stats, measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, Twin
 from precisionlab.shadow.opinfo import OpInfo
 from precisionlab.thresholds import Thresholds
-from precisionlab.trackers.addends import ADDITIVE, lost_in_sum, pending_write_back
+from precisionlab.trackers.addends import ADDITIVE, lost_evidence, lost_in_sum, pending_write_back
+from precisionlab.trackers.casts import cast_events, known_cast
 from precisionlab.trackers.log import RunLog, join_events
 from precisionlab.trackers.pairs import NAMES, drift_of, grouped, relative, rms_of
 from precisionlab.trackers.plans import HALVES, SUMS, Plans
@@ -30,19 +30,6 @@ _LARGEST = {d: torch.finfo(d).max for d in NAMES}
 _TINY = {d: torch.finfo(d).smallest_normal * (2.0 if d is torch.float64 else 1.0) * UNIT_ROUNDOFF[d] * 2.0 for d in NAMES}
 _LASTING: frozenset[EventKind] = frozenset((EventKind.LOST, EventKind.CAST))
 """Events that survive masking: one lost addend is invisible in the drift and adds up over a loop."""
-_WIDENING = frozenset(
-    (narrow, wide)
-    for narrow, wide in (
-        (torch.float16, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float64),
-        (torch.bfloat16, torch.float64),
-        (torch.float32, torch.float64),
-        (torch.float32, torch.float32),
-    )
-)
-"""(from, to) of casts that change no value."""
-_SMALL_CAST = 4096
 _LOCAL_WORK = 1 << 26
 """Multiply-adds above which a local error is measured on a sample of the outputs."""
 
@@ -118,7 +105,7 @@ class EventRules:
                 twin.lo_rms, twin.error_rms = inputs[0].twin.lo_rms, inputs[0].twin.error_rms
             record.drift_u_sum += in_drift / coarsest if coarsest else 0.0
             return
-        if info.name == "aten._to_copy" and self._known_cast(call, record, pair, inputs, in_drift, tainted, carried):
+        if info.name == "aten._to_copy" and known_cast(call, record, pair, inputs, in_drift, tainted, carried):
             return
         stats = measure(lo, hi)
         n = stats.elements
@@ -137,7 +124,7 @@ class EventRules:
             if event is not None:
                 raised.append(event)
         if info.family is Family.CAST or base_name in ("aten._to_copy", "aten.copy_"):
-            raised.extend(self._cast(call, pair, inputs, stats, carried))
+            raised.extend(cast_events(self.log, call, pair, inputs, stats, carried))
         twin.drift = drift
         twin.error_rms = math.sqrt(stats.diff_sq / n)
         twin.nonfinite = stats.introduced > 0 or (
@@ -153,29 +140,6 @@ class EventRules:
         else:
             twin.events = NO_EVENTS
         self._note(record, stats, drift_u, lo.dtype)
-
-    def _known_cast(
-        self, call: OpCall, record: OpRecord, pair: Pair, inputs: list[Pair], in_drift: float, tainted: bool, carried: frozenset[int]
-    ) -> bool:
-        """Casts whose effect is known without a look: to a wider format nothing rounds; fp32 to bf16 rounds once and keeps the range."""
-        source = call.args[0]
-        if len(inputs) != 1 or source.dtype not in UNIT_ROUNDOFF or inputs[0].lo is not source:
-            return False
-        origin, twin, lo = inputs[0].twin, pair.twin, pair.lo
-        if (source.dtype, lo.dtype) in _WIDENING:
-            rounding = 0.0
-        elif source.dtype is torch.float32 and lo.dtype is torch.bfloat16 and lo.numel() > _SMALL_CAST and origin.pending is None:
-            rounding = 0.5 * UNIT_ROUNDOFF[torch.bfloat16]
-        else:
-            return False
-        twin.drift = math.hypot(in_drift, rounding)
-        twin.nonfinite, twin.events, twin.lo_rms, twin.error_rms = tainted, carried, origin.lo_rms, origin.error_rms
-        if rounding == 0.0 and source.dtype in HALVES:
-            twin.narrow = source.dtype
-        drift_u = twin.drift / twin.u
-        record.drift_u_sum += drift_u
-        record.drift_u_max = max(record.drift_u_max, drift_u)
-        return True
 
     # -- the rules ----------------------------------------------------------------------------------------------------------------
 
@@ -318,50 +282,8 @@ class EventRules:
             return None
         return self._lost_event(call, pair, lost, carried, "accumulate" if call.info.in_place else "add")
 
-    def _lost_event(self, call: OpCall, pair: Pair, lost: Any, carried: frozenset[int], detail: str) -> int:
-        u = UNIT_ROUNDOFF[pair.lo.dtype]
-        n = max(pair.lo.numel(), 1)
-        base = math.sqrt(lost.base_sq / n)
-        evidence: Evidence = {
-            "lost_share": math.sqrt(lost.lost_sq / lost.addend_sq),
-            "swamped": lost.swamped,
-            "elements": n,
-            "addend_rms": math.sqrt(lost.addend_sq / n),
-            "base_rms": base,
-            "spacing": 2.0 ** math.floor(math.log2(base)) * 2 * u if base > 0 else 0.0,
-            "dtype": NAMES.get(pair.lo.dtype, str(pair.lo.dtype)),
-        }
-        return self.log.event(EventKind.LOST, self._site(call), carried, evidence, detail)
-
-    def _cast(self, call: OpCall, pair: Pair, inputs: list[Pair], stats: Stats, carried: frozenset[int]) -> list[int]:
-        raised: list[int] = []
-        lo, twin = pair.lo, pair.twin
-        source = call.args[1] if call.info.in_place and len(call.args) > 1 else call.args[0]
-        if not isinstance(source, Tensor):
-            return raised
-        if source.dtype not in UNIT_ROUNDOFF:
-            if stats.diff_sq > 0 or stats.introduced:
-                different = lo.double() != source
-                inexact = int(different.sum())
-                if inexact and not stats.introduced:
-                    first = int(different.flatten().to(torch.uint8).argmax())
-                    evidence: Evidence = {
-                        "inexact": inexact,
-                        "elements": lo.numel(),
-                        "example_from": float(source.expand_as(lo).reshape(-1)[first]),
-                        "example_to": float(lo.reshape(-1)[first]),
-                        "dtype": NAMES.get(lo.dtype, str(lo.dtype)),
-                    }
-                    raised.append(self.log.event(EventKind.CAST, self._site(call), carried, evidence, "integer to float"))
-            return raised
-        origin = next((p.twin for p in inputs if p.lo is source), None)
-        if origin is None:
-            return raised
-        if source.dtype in HALVES and lo.dtype not in HALVES and not call.info.in_place:
-            twin.narrow = source.dtype
-        if origin.pending is not None and origin.pending[0] is lo.dtype:
-            raised.append(self._lost_event(call, pair, origin.pending[1], carried, "write-back"))
-        return raised
+    def _lost_event(self, call: OpCall, pair: Pair, lost: LostStats, carried: frozenset[int], detail: str) -> int:
+        return self.log.event(EventKind.LOST, self._site(call), carried, lost_evidence(lost, pair.lo), detail)
 
     # -- helpers ------------------------------------------------------------------------------------------------------------------
 
