@@ -9,19 +9,37 @@ import pytest
 
 from precisionlab import scenarios
 from precisionlab.scenarios.check import check
-from precisionlab.scenarios.model import Claim, Expectation, Question, Scenario, read
+from precisionlab.scenarios.model import Claim, Expectation, Question, Scenario, ScenarioError, read
+from precisionlab.scenarios.text import run_text
 
 EVERY = scenarios.all_scenarios()
 FAST = {topic: next(s.name for s in EVERY if s.topic == topic) for topic in dict.fromkeys(s.topic for s in EVERY)}
 """One of each topic; the others take half a minute together."""
 
 
+OTHER = {"fp16": "bf16", "bf16": "fp16", "fp32": "bf16"}
+
+
 @pytest.mark.parametrize(
     "scenario",
     [pytest.param(s, id=s.name, marks=() if s.name in FAST.values() else pytest.mark.slow) for s in EVERY],
 )
-def test_it_is_what_it_says(scenario: Scenario) -> None:
-    assert check(scenario).problems == ()
+def test_it_is_what_it_says_and_its_run_is_at_most_80_columns_wide(scenario: Scenario) -> None:
+    done = check(scenario)
+    assert done.problems == ()
+    assert max(map(len, run_text(done.outcome).splitlines())) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda s: s.name)
+def test_in_the_other_format_it_runs_or_says_that_it_cannot(scenario: Scenario) -> None:
+    try:
+        outcome = scenarios.run(scenario.name, OTHER[scenario.dtype])
+    except ScenarioError as error:
+        assert f"is about {scenario.dtype} only" in error.message
+    else:
+        assert not any(one.error for one in outcome.ran.values())
+        assert max(map(len, run_text(outcome).splitlines())) <= 80
 
 
 BASE = scenarios.get("past-65504")
@@ -87,6 +105,13 @@ def test_a_run_leaves_generator_and_threads_alone() -> None:
     scenarios.run("past-65504")
     assert torch.equal(state, torch.get_rng_state())
     assert torch.get_num_threads() == threads
+
+
+def test_the_library_is_reached_through_the_package() -> None:
+    import precisionlab as pl
+
+    assert pl.scenarios.get("past_65504") is BASE
+    assert pl.scenarios.check("past-65504").passed
 
 
 def test_silent_is_what_a_plain_run_shows_nothing_of() -> None:
