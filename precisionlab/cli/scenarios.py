@@ -14,7 +14,7 @@ from precisionlab.cli.guard import guarded, say
 from precisionlab.errors import SettingsError
 
 if TYPE_CHECKING:
-    from precisionlab.scenarios.check import Checked
+    from precisionlab.scenarios.checking import Checked
     from precisionlab.scenarios.model import Scenario
 
 EPILOG = "Start with: precisionlab scenarios run gradient-below-the-floor"
@@ -155,7 +155,7 @@ def quiz(name: Name, debug: Debug = False) -> None:
 
 
 def _checked(scenario: Scenario, against_record: bool) -> Checked:
-    from precisionlab.scenarios.check import check as verify
+    from precisionlab.scenarios.checking import check as verify
 
     done = verify(scenario, against_record=against_record)
     typer.echo(f"{'ok  ' if done.passed else 'FAIL'} {scenario.name} ({done.seconds:.1f} s)")

@@ -11,7 +11,7 @@ from precisionlab.scenarios.catalogue import all_scenarios, get, names, recorded
 from precisionlab.scenarios.model import Claim, Expectation, Level, Picture, Question, Scenario
 
 if TYPE_CHECKING:
-    from precisionlab.scenarios.check import Checked
+    from precisionlab.scenarios.checking import Checked
     from precisionlab.scenarios.runner import Outcome
 
 __all__ = [
@@ -39,6 +39,6 @@ def run(name: str, dtype: str | None = None) -> Outcome:
 
 def check(name: str) -> Checked:
     """Whether the audit names a scenario's fault, stays quiet on its repair, and its lesson's numbers are those measured now."""
-    from precisionlab.scenarios.check import check as verify
+    from precisionlab.scenarios.checking import check as verify
 
     return verify(get(name))

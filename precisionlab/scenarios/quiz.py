@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from precisionlab.scenarios.check import holding
+from precisionlab.scenarios.checking import holding
 from precisionlab.scenarios.columns import WIDTH, number, paragraphs
 from precisionlab.scenarios.model import Question, Scenario, ScenarioError
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from precisionlab import scenarios
-from precisionlab.scenarios.check import check
+from precisionlab.scenarios.checking import check
 from precisionlab.scenarios.model import Claim, Expectation, Question, Scenario, ScenarioError, read
 from precisionlab.scenarios.text import run_text
 
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said(name: str) -> None:
 
 def test_a_number_that_left_the_record_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {"past-65504": {"numbers": {"nan_share": 0.2}}}
-    monkeypatch.setattr("precisionlab.scenarios.check.recorded", lambda: before)
+    monkeypatch.setattr("precisionlab.scenarios.checking.recorded", lambda: before)
     assert check(BASE).problems == ("number nan_share moved: 0.25, recorded 0.2",)
     assert check(BASE, against_record=False).problems == ()
 
