@@ -279,7 +279,8 @@ def _statistics(x: Tensor, dims: list[int], y: Tensor, m: int, rng: np.random.Ge
     """Squares (of what the mean leaves), of whose sum only the relative error reaches the result."""
     rows, drawn, length = _slices(x, dims, None, m, rng)
     wide = rows.astype(np.float64)
-    squares = (wide - wide.mean(1, keepdims=True) if centred else wide) ** 2
+    with np.errstate(invalid="ignore", over="ignore"):  # rows that hold an infinity: trials leave them out
+        squares = (wide - wide.mean(1, keepdims=True) if centred else wide) ** 2
     return Terms(squares, None, y.dtype, drawn, length, _binades(squares.sum(1)))
 
 
