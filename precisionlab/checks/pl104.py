@@ -40,7 +40,7 @@ class NearOverflow(Check):
         were audited.
 
     Known limits
-        Headroom is that of the audited inputs. `precisionlab audit --sizes` shows how it shrinks with sequence length or depth.
+        Headroom is that of the audited inputs. `precisionlab growth` shows how it shrinks with sequence length or depth.
     """
 
     code = "PL104"

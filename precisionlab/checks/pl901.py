@@ -19,7 +19,7 @@ class NotShadowed(Check):
 
     How it is measured
         Counted by name in the coverage: ops seen, shadowed and not, with the reason. No threshold; `--min-coverage` turns a low share
-        into exit code 3, `--strict` any unshadowed op. Source: what cannot be seen must be said.
+        into exit code 3, `pl.audit(strict=True)` any unshadowed op into the verdict unknown. Source: what cannot be seen must be said.
 
     Smallest example
         import torch
