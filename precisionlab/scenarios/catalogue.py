@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from precisionlab.scenarios.model import Scenario, ScenarioError, read
+from precisionlab.scenarios.model import Level, Scenario, ScenarioError, read
 
 RECORD = "recorded.json"
 """Beside the scenarios: the numbers, verdicts and what a plain run shows, as ``precisionlab scenarios check --record`` measured them."""
@@ -39,16 +39,21 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Scenario:
-    """The scenario called ``name``, with hyphens or underscores. Raises ``ScenarioError`` with the nearest names if there is none."""
+    """The scenario called ``name``, with hyphens or underscores; for a finding code the easiest one in which it is found.
+
+    Raises ``ScenarioError`` with the nearest names if there is none.
+    """
     wanted = name.strip().lower().replace("_", "-")
     known = {scenario.name: scenario for scenario in all_scenarios()}
     if wanted in known:
         return known[wanted]
+    with_code = [scenario for scenario in known.values() if wanted.upper() in scenario.codes]
+    if with_code:
+        levels = list(Level)
+        return min(with_code, key=lambda scenario: levels.index(scenario.level))
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
     near += [other for other in known if wanted in other and other not in near][:3]
-    by_code = [scenario.name for scenario in known.values() if wanted.upper() in scenario.codes]
-    offered = by_code[:4] or near
-    hint = " or ".join(offered) if offered else "precisionlab scenarios list"
+    hint = " or ".join(near) if near else "precisionlab scenarios list"
     raise ScenarioError(f"there is no scenario {name!r}", hint=hint)
 
 

@@ -32,6 +32,7 @@ from precisionlab.errors import PrecisionLabError
 
 SECTIONS = ("What happens", "How to recognise it", "The repair", "When it is no problem", "Sources")
 HEALTHY_SECTIONS = ("What it looks like", "Why it is fine", "When it would be a problem", "Sources")
+PICTURES = ("line", "histogram", "bars")
 _REQUIRED = ("DTYPE", "LEVEL", "COVERS", "CLAIMS", "QUIZ")
 _KNOWN = {*_REQUIRED, "EXPECT", "PICTURE", "VERDICT", "UNNAMED"}
 
@@ -172,6 +173,8 @@ def read(path: Path) -> Scenario:
         raise ScenarioError(f"{path} lacks {', '.join(missing)}", hint="see precisionlab/scenarios/model.py for the format")
     title, hook, sections = _lesson(ast.get_docstring(tree, clean=False) or "", path, HEALTHY_SECTIONS if healthy else SECTIONS)
     picture = constants.get("PICTURE")
+    if picture and picture[0] not in PICTURES:
+        raise ScenarioError(f"{path} has a picture of the kind {picture[0]!r}", hint=", ".join(PICTURES))
     expect = tuple(Expectation(*pair) for pair in constants.get("EXPECT", ()))
     try:
         level = Level(constants["LEVEL"])

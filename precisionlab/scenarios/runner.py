@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -103,10 +102,9 @@ def run(scenario: Scenario, dtype: str | None = None) -> Outcome:
     with surroundings():
         ran = {version: _run(version, program) for version, program in programs.items()}
     found: dict[str, float] = {}
-    if chosen == scenario.dtype and not any(one.error for one in ran.values()):
-        found = {name: float(value) for name, value in module.numbers(*(one.values for one in ran.values())).items()}
-    elif chosen == scenario.dtype:
-        found = {name: float(value) for name, value in module.numbers(*(_Missing(one.values) for one in ran.values())).items()}
+    if chosen == scenario.dtype:
+        results = [_Missing(one.values) if one.error else one.values for one in ran.values()]
+        found = {name: float(value) for name, value in module.numbers(*results).items()}
     return Outcome(scenario, chosen, ran, found)
 
 
@@ -183,8 +181,3 @@ def surroundings() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def as_number(value: Any) -> float:
-    """A one-element tensor as a Python number; the 2-norm of a longer one."""
-    return float(value) if value.numel() == 1 else float(torch.linalg.vector_norm(value))

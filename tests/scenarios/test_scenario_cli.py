@@ -47,7 +47,6 @@ def test_list_silent_leaves_out_what_shows_and_what_is_healthy() -> None:
     ("words", "told"),
     [
         (["show", "past-6550"], "past-65504"),
-        (["run", "PL404"], "clipped-in-every-micro-batch"),
         (["run", "xyzzy"], "precisionlab scenarios list"),
         (["list", "--code", "PL999"], "PL9"),
         (["list", "--topic", "wieght updates"], "weight updates"),
@@ -62,6 +61,10 @@ def test_wrong_words_are_2_and_say_what_there_is(words: list[str], told: str) ->
     assert done.exit_code == 2
     if told != "PL9":
         assert told in done.stderr
+
+
+def test_a_finding_code_shows_the_easiest_scenario_that_has_it() -> None:
+    assert run("show", "pl301").stdout.splitlines()[2].startswith("bf16-weights-at-small-lr · bf16 · first steps")
 
 
 def test_show_prints_the_lesson_with_its_numbers() -> None:

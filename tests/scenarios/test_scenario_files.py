@@ -150,6 +150,7 @@ def test_a_file_that_keeps_to_the_format_is_read(tmp_path) -> None:  # type: ign
         (('"expert"', '"master"'), "level 'master'"),
         (("CLAIMS = {}", "CLAIMS = dict(a=1)"), "not a literal"),
         (("QUIZ = ()", "QUIZ = ("), "cannot be read"),
+        (("QUIZ = ()", "QUIZ = ()\nPICTURE = ('pie', 'a', 'b')"), "kind 'pie'"),
     ],
 )
 def test_a_file_that_does_not_is_refused_and_said_why(tmp_path, change: tuple[str, str], told: str) -> None:  # type: ignore[no-untyped-def]
