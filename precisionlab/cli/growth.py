@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -192,18 +194,28 @@ def _write(request: _Request, report: Report, found: list[AxisGrowth], inside: t
     if output is not None and output.suffix == ".json":
         from precisionlab.report.to_json import report_to_json
 
-        output.write_text(report_to_json(report), encoding="utf-8")
+        with _writing(output):
+            output.write_text(report_to_json(report), encoding="utf-8")
         say(f"{str(report.verdict).upper()}: growth is in {output}")
         return
     if output is not None:
         from precisionlab.growth.picture import write_picture
 
-        write_picture(output, found)
+        with _writing(output):
+            write_picture(output, found)
         say(f"the picture is in {output}")
     parts = [text(growth, [c for c in confirmed if c.axis == growth.sweep.axis]) for growth in found]
     parts += [inside_text(inside), findings_text(report)]
     sys.stdout.write(_wrapped("\n\n".join(part for part in parts if part)) + "\n")
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(f"{output} cannot be written: {error.strerror}", hint="another path") from None
 
 
 def _wrapped(text: str) -> str:

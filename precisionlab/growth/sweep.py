@@ -80,6 +80,7 @@ class Sweeper:
                     self.interrupted = sweep.interrupted = True
                     break
         _check_parameters(sweep)
+        _note_what_is_missing(sweep)
         return sweep
 
     def measure(self, axis: str, size: float, seeds: Iterable[int] | None = None) -> list[Measurement]:
@@ -237,6 +238,19 @@ def _check_parameters(sweep: Sweep) -> None:
     if sweep.axis in (BATCH, SCALE):
         raise SubjectError(f"the model changes with {sweep.axis}: {text}", hint="a model whose weights do not depend on the batch")
     sweep.notes.append(f"{text}: each size is another model, made anew by its builder")
+
+
+def _note_what_is_missing(sweep: Sweep) -> None:
+    """Why a law has fewer sizes than were run, or none."""
+    overflowed = next((m for m in sweep.measurements if m.nonfinite), None)
+    if overflowed is not None:
+        sweep.notes.append(
+            f"{overflowed.nonfinite} overflows from {sweep.axis} {overflowed.size:g} on: errors there are infinite and in no law"
+        )
+    if sweep.measurements and not any(Quantity.DRIFT in m.totals for m in sweep.measurements):
+        sweep.notes.append("the outermost module returned nothing that rounds: there is no output drift")
+    if sweep.measurements and not any(Quantity.GRADIENT in m.totals for m in sweep.measurements):
+        sweep.notes.append("no parameter got a gradient: there is no gradient error")
 
 
 def _measurement(

@@ -149,19 +149,19 @@ class Watch(audit):
 
     def steps_u(self) -> tuple[float, ...]:
         """Drift of the outputs step by step, in u; infinite where they overflowed."""
-        return tuple(math.sqrt(error / size) / self.u for _, (error, size) in sorted(self.output_sq.items()) if size > 0)
+        drifts = (_ratio(error, size, self.u) for _, (error, size) in sorted(self.output_sq.items()))
+        return tuple(drift for drift in drifts if drift is not None)
 
     def drift_u(self) -> float | None:
-        """Drift of the outputs of all steps together, in u; None where the outermost module returned nothing that rounds."""
+        """Drift of the outputs of all steps together, in u; None where the outermost module returned nothing that rounds, infinite where it
+        overflowed."""
         error, size = (sum(pair[i] for pair in self.output_sq.values()) for i in (0, 1))
-        return math.sqrt(error / size) / self.u if size > 0 else None
+        return _ratio(error, size, self.u)
 
     def gradient_error_u(self) -> float | None:
         """Normwise error of all gradients together, in u; None without gradients, infinite where one overflowed."""
         error, size = self.gradient_sq
-        if not self.gradients_whole:
-            return math.inf
-        return math.sqrt(error / size) / self.u if size > 0 else None
+        return _ratio(error if self.gradients_whole else math.inf, size, self.u)
 
     def tokens_u(self) -> tuple[float, ...]:
         """Drift by position, in u; empty where the output has no such dimension."""
@@ -179,6 +179,13 @@ class Watch(audit):
                     backward[path] = record.drift_u  # records stand in the order of first execution: the last one stays
                     path = path.rpartition(".")[0]
         return tuple(Block(path, name, count, drift, backward.get(path)) for path, name, count, drift in self.calls if name)
+
+
+def _ratio(error_sq: float, size_sq: float, u: float) -> float | None:
+    """||error|| / ||exact|| in u; infinite where something overflowed, None where nothing was measured."""
+    if math.isinf(error_sq):
+        return math.inf
+    return math.sqrt(error_sq / size_sq) / u if size_sq > 0 else None
 
 
 def place_of(op: str, source: str, module: str) -> str:

@@ -175,6 +175,32 @@ def test_a_sum_of_sixteens_is_forecast_to_overflow_fp16_at_4094_and_does() -> No
     assert "aten.sum" in sweeper.measure("length", 4200.0)[0].nonfinite
 
 
+def test_sizes_that_overflow_are_in_no_law_of_the_drift_and_it_is_said() -> None:
+    _, found = sweep(total(), "length", 256, 512, 1024, 2048, 4096, 8192)
+    (note,) = found.notes
+    assert note.startswith("aten.sum (") and "overflows from length 4096 on" in note
+    drift, peak = (analysed(found).trend(quantity) for quantity in (Quantity.DRIFT, Quantity.PEAK))
+    assert drift is not None and drift.values[-2:] == (float("inf"), float("inf"))
+    assert peak is not None and peak.values[-1] == pytest.approx(16 * 8192)
+    assert peak.forecast is not None and peak.forecast.size == pytest.approx(4094, rel=0.01)
+
+
+def test_what_a_program_does_not_have_is_said() -> None:
+    class Silent(nn.Module):
+        def forward(self, x: torch.Tensor) -> None:
+            self.kept = x.sum()
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        model(batch)
+        return model.kept.float()  # type: ignore[union-attr, operator]
+
+    _, found = sweep(total(model=Silent, loss=loss), "length", 8, 16)
+    assert found.notes == [
+        "the outermost module returned nothing that rounds: there is no output drift",
+        "no parameter got a gradient: there is no gradient error",
+    ]
+
+
 def test_bf16_is_forecast_from_a_sweep_in_fp16_to_keep_the_range() -> None:
     _, found = sweep(total(), "length", 128, 256, 512, 1024)
     peak = analysed(found).trend(Quantity.PEAK)
