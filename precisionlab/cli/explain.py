@@ -36,6 +36,8 @@ def explain(
             typer.echo(json.dumps([as_dict(check) for check in chosen], indent=2, ensure_ascii=False))
         elif len(chosen) == 1:
             typer.echo(as_text(chosen[0]))
+            if _has_scenario(chosen[0].code):
+                typer.echo(f"\nsee it happen: precisionlab scenarios run {chosen[0].code}")
         elif all:
             typer.echo("\n\n\n".join(as_text(check) for check in chosen))
         else:
@@ -78,6 +80,13 @@ def as_dict(check: type[Check]) -> dict[str, Any]:
     from precisionlab.checks.sections import sections, summary
 
     return {"code": check.code, "title": check.title, "kind": str(check.kind), "summary": summary(check), "sections": sections(check)}
+
+
+def _has_scenario(code: str) -> bool:
+    """Whether the library of scenarios shows this finding."""
+    from precisionlab.scenarios.catalogue import recorded
+
+    return any(finding.startswith(code) for entry in recorded().values() for finding in entry["findings"])
 
 
 def _load() -> dict[str, type[Check]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EPILOG = "Start with: precisionlab scenarios run gradient-below-the-floor"
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, epilog=EPILOG)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="as `list` prints it", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="as `list` prints it, or a finding code", show_default=False)]
 Debug = Annotated[bool, typer.Option("--debug", help="tracebacks")]
 
 
