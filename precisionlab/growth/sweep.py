@@ -35,7 +35,10 @@ _MEASURED_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OTHER)
 
 
 class Sweeper:
-    """Runs the sizes of one or several axes. ``report`` is that of the last run of a sweep, its largest size."""
+    """Runs the sizes of one or several axes. ``report`` is that of the last run of a sweep, its largest size.
+
+    The twins of the weights run on over the steps of a run (``resync="never"``), so that drift along the steps is seen to grow.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Sweeper:
         self.subject, self.dtype, self.mode, self.kernels = subject, parse_dtype(dtype), mode, kernels
         if self.dtype is LowDtype.FP32:
             raise SettingsError("fp32 is the control: its growth says nothing of a half format", hint="--dtype fp16 or bf16")
-        self.steps, self.seeds, self.settings = steps, seeds, {"preset": "quick", **settings}
+        self.steps, self.seeds, self.settings = steps, seeds, {"preset": "quick", "resync": "never", **settings}
         self.say = progress or (lambda text: None)
         self.deadline = time.monotonic() + budget_s
         self.report: Report | None = None

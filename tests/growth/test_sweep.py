@@ -267,6 +267,17 @@ def test_repeated_blocks_are_known_by_their_structure() -> None:
     assert len(backward.values) == 4 and all(v > 0 for v in backward.values)
 
 
+def test_drift_of_weights_kept_in_half_grows_from_step_to_step() -> None:
+    def sgd(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.05)
+
+    subject = layers(optimizer=sgd, batch=torch.randn(8, 16, generator=torch.Generator().manual_seed(0)))
+    _, found = sweep(subject, "batch_size", 4, 8, dtype="bf16", steps=8, seeds=2)
+    (steps,) = (t for t in profiles(found.at(8.0), "bf16") if t.axis == "step")
+    assert steps.sizes == tuple(range(1, 9))
+    assert steps.values[-1] > 1.5 * steps.values[0]
+
+
 def test_a_running_sum_along_the_sequence_shows_in_the_drift_of_its_tokens() -> None:
     class Running(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
