@@ -20,8 +20,7 @@ When it is no problem
     Short sums, or sums whose terms cancel: with mean zero the partial sums stay small and nothing stagnates.
 
 Sources
-    Higham 2002, section 4.2; Wang et al. 2018, Training Deep Neural Networks with 8-bit Floating Point Numbers, section 3.1
-    (swamping).
+    Higham 2002, section 4.2; Wang et al. 2018, Training Deep Neural Networks with 8-bit Floating Point Numbers (swamping).
 """
 
 import torch

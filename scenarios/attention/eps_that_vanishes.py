@@ -19,7 +19,7 @@ When it is no problem
     When the denominator is never small. bf16 holds 1e-8 without trouble.
 
 Sources
-    IEEE 754-2019, section 3.3. Yun et al. 2023 on Adam's eps in half, arXiv:2309.12381.
+    IEEE 754-2019, section 3.3. Yun 2023, on Adam's eps in half, arXiv:2307.16189.
 """
 
 import torch

@@ -20,7 +20,7 @@ When it is no problem
     A static scale, or bf16 without any.
 
 Sources
-    PyTorch, torch.distributed.fsdp.sharded_grad_scaler; Rajbhandari et al. 2020, ZeRO, section 8.
+    PyTorch, torch.distributed.fsdp.sharded_grad_scaler; Rajbhandari et al. 2020, ZeRO.
 """
 
 import torch

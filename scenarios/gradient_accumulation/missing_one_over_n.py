@@ -21,7 +21,7 @@ When it is no problem
     When the optimizer's learning rate was meant for the sum and the buffer is fp32.
 
 Sources
-    openai/guided-diffusion issue 111; Micikevicius et al. 2018, section 3.
+    openai/guided-diffusion issue 111 (micro-batch gradients summed, not averaged).
 """
 
 import torch

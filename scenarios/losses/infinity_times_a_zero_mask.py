@@ -18,7 +18,7 @@ When it is no problem
     Where the masked values are finite for certain, a multiplication is fine. bf16 only moves the limit to 88.
 
 Sources
-    PyTorch, numerical accuracy notes and issue 15506 (gradient of where with NaN). PrimeIntellect-ai/prime-rl issue 2972.
+    PyTorch, numerical accuracy notes and issue 52248 (gradient of torch.where). PrimeIntellect-ai/prime-rl issue 2972.
 """
 
 import torch

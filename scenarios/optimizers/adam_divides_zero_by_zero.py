@@ -19,7 +19,7 @@ When it is no problem
     bf16: 1e-8 is an ordinary bf16 number, though v keeps only 8 bits.
 
 Sources
-    Kingma & Ba 2015, Adam. Yun et al. 2023, on eps as the main cause of failures in half, arXiv:2309.12381.
+    Kingma & Ba 2015, Adam. Yun 2023, on eps as the main cause of failures in half, arXiv:2307.16189.
 """
 
 import torch

@@ -23,8 +23,7 @@ When it is no problem
     When the optimizer holds fp32 weights anyway.
 
 Sources
-    Kahan 1965, Further remarks on reducing truncation errors; Higham 2002, section 4.3. Zamirai et al. 2020, arXiv:2010.06192,
-    algorithm 5.
+    Kahan 1965, Further remarks on reducing truncation errors; Higham 2002, section 4.3. Zamirai et al. 2020, arXiv:2010.06192.
 """
 
 import torch
