@@ -42,7 +42,7 @@ QUIZ = (
         {"all of it: the norm brings it back in range": "nan_share == 0", "none of that row, the other rows are fine": "0 < nan_share < 1"},
     ),
 )
-PICTURE = ("bars", "largest", "largest product")
+PICTURE = ("bars", "largest", "largest product (scaled by 2^-6 in the fixed version)")
 
 
 def _layer(dtype: torch.dtype, shift: float) -> dict[str, Tensor]:
