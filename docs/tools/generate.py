@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ def head(title: str, made_from: str) -> list[str]:
     return [f"# {title}", "", f"Generated from {made_from} by `./dev docs`; do not edit.", ""]
 
 
-def table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def table(names: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     """A Markdown table with one line a row."""
     return [
         f"| {' | '.join(names)} |",
@@ -195,14 +195,16 @@ FAMILIES = {
 
 
 def codes_page() -> str:
-    """Every finding code with the text of ``precisionlab explain``."""
+    """Every finding code with the text of ``precisionlab explain``, and the scenarios that show it."""
     import precisionlab.checks.catalogue  # noqa: F401  registers the checks
     from precisionlab.checks.base import all_checks
     from precisionlab.checks.sections import sections, summary
+    from precisionlab.scenarios import all_scenarios
 
+    scenarios = all_scenarios()
     checks = all_checks()
     lines = head("Finding codes", "the docstrings of the checks")
-    lines += ["The same text as `precisionlab explain CODE`.", ""]
+    lines += ["The same text as `precisionlab explain CODE`, with the [scenarios](../scenarios.md) in which each can be seen.", ""]
     for family, words in FAMILIES.items():
         rows = [(f"[{c.code}](#{c.code.lower()})", c.title, str(c.kind)) for c in checks.values() if c.code.startswith(family)]
         lines += [f"**{words}**", "", *table(("code", "title", "kind"), rows)]
@@ -213,6 +215,9 @@ def codes_page() -> str:
                 lines += [f"**{heading}**", "", "```python", text, "```", ""]
             else:
                 lines += [f"**{heading}.** {text}", ""]
+        shown = [f"`{scenario.name}`" for scenario in scenarios if check.code in scenario.codes]
+        if shown:
+            lines += [f"**See it happen** with `precisionlab scenarios run NAME`: {', '.join(shown)}.", ""]
     return "\n".join(lines)
 
 
