@@ -149,6 +149,15 @@ def _weigh(sink: SinkRecord, root: EventRecord | None, record: RunRecord, limits
             never = root.site.phase is Phase.FORWARD and record.optimizer_steps == 0
             return verdict if never else Verdict.RISKY if root.site.phase is Phase.FORWARD else Verdict.SAFE
         return min(verdict, Verdict.RISKY, key=lambda v: v.severity)
+    if (
+        stepped
+        and nonfinite
+        and sink.kind is SinkKind.EXIT
+        and root.site.phase is not Phase.FORWARD
+        and root.kind is not EventKind.PROTOCOL
+    ):
+        # a norm or a gradient that the program kept: of a skipped step it is what it should be, else the weights have told
+        return Verdict.SAFE if record.skipped_steps else min(verdict, Verdict.RISKY, key=lambda v: v.severity)
     if stepped and nonfinite and sink.kind is SinkKind.GRADIENT and not sink.evidence.get("used") and root.kind is not EventKind.PROTOCOL:
         if root.site.phase is not Phase.FORWARD:
             return Verdict.SAFE  # no step used it: the scale calibrates, as it should

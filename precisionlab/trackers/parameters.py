@@ -248,8 +248,9 @@ class Parameters:
             record.update_efficiency = history.update_dot / history.update_hi_sq
             record.swamped_share = moved.stalled / moved.moved if moved.moved else 0.0
             step_efficiency = moved.dot / moved.hi_sq
-            self._runs_away(name, twin, moved)
-            self._loses_range(name, twin, moved, history)
+            if history.steps == 0 or history.last_share >= self.limits.gradient_share:  # no gradient but noise: no step but noise
+                self._runs_away(name, twin, moved)
+                self._loses_range(name, twin, moved, history)
             if step_efficiency < self.limits.update_efficiency and history.gradient_intact and UNIT_ROUNDOFF[p.dtype] >= 2.0**-11:
                 history.run += 1
                 history.run_dot += moved.dot
@@ -315,8 +316,7 @@ class Parameters:
     def _loses_range(self, name: str, twin: Any, moved: Any, history: _History) -> None:
         """Steps in a row that are too short because something upstream became zero or infinite."""
         causes = frozenset(e for e in twin.events if self.log.events[e].kind in _RUNAWAY_CAUSES)
-        judged = history.steps == 0 or history.last_share >= self.limits.gradient_share
-        if not causes or not judged or moved.dot >= self.limits.update_efficiency * moved.hi_sq:
+        if not causes or moved.dot >= self.limits.update_efficiency * moved.hi_sq:
             history.lost_run = 0
             return
         history.lost_run += 1
@@ -332,7 +332,10 @@ class Parameters:
         if moved.stalled < 0.25 * max(moved.moved, 1):
             return
         module = name.rpartition(".")[0]
+        losses = [e.site for e in map(self.log.events.__getitem__, sorted(twin.events)) if e.kind is EventKind.LOST]
         site = twin.site or self.log.site(module, f"optim.{optimizer}", Phase.OPTIMIZER, _nowhere())
+        if losses and site not in losses:  # the last op that wrote is not the one that lost
+            site = losses[0]
         site = type(site)(module, site.op, Phase.OPTIMIZER, site.source, site.line_text, site.function)
         evidence: Evidence = {
             "lost_share": math.sqrt(max(0.0, 1.0 - min(1.0, max(moved.dot / moved.hi_sq, 0.0)))),

@@ -28,16 +28,17 @@ class Recompute:
 
     def __init__(self, court: Court) -> None:
         self.court = court
-        self._dtypes: dict[tuple[str, Place], set[torch.dtype]] = {}
-        self._outcomes: dict[tuple[str, Place], list[bytes]] = {}
+        self._dtypes: dict[tuple[str, Place | str], set[torch.dtype]] = {}
+        self._outcomes: dict[tuple[str, Place | str], list[bytes]] = {}
 
     def op(self, call: OpCall) -> None:
         """One op with floating results."""
         if call.phase is Phase.FORWARD and torch._C._current_autograd_node() is None:
-            self._dtypes.setdefault((call.info.name, call.place), set()).add(call.outputs[0].lo.dtype)
+            for where in self._keys(call):
+                self._dtypes.setdefault((call.info.name, where), set()).add(call.outputs[0].lo.dtype)
         elif self._dtypes and self._recomputes():
-            place = self.court.locator.recomputed_place()
-            dtypes = self._dtypes.get((call.info.name, place))
+            place, where = self._where(call)
+            dtypes = self._dtypes.get((call.info.name, where))
             dtype = call.outputs[0].lo.dtype
             if dtypes is not None and dtype not in dtypes:
                 forward, again = ", ".join(sorted(NAMES.get(d, str(d)) for d in dtypes)), NAMES.get(dtype, str(dtype))
@@ -47,13 +48,22 @@ class Recompute:
     def drew(self, call: OpCall) -> None:
         """One random op."""
         if call.phase is Phase.FORWARD and torch._C._current_autograd_node() is None:
-            self._outcomes.setdefault((call.info.name, call.place), []).append(_sample(call))
+            for where in self._keys(call):
+                self._outcomes.setdefault((call.info.name, where), []).append(_sample(call))
         elif self._outcomes and self._recomputes():
-            place = self.court.locator.recomputed_place()
-            outcomes = self._outcomes.get((call.info.name, place))
+            place, where = self._where(call)
+            outcomes = self._outcomes.get((call.info.name, where))
             if outcomes is not None and _sample(call) not in outcomes:
                 evidence: Evidence = {"random_numbers": "drawn again"}
                 self._differs(call, place, evidence, "they belong to other random numbers than the loss")
+
+    def _keys(self, call: OpCall) -> tuple[Place | str, ...]:
+        return (call.place, call.module) if call.module else (call.place,)
+
+    def _where(self, call: OpCall) -> tuple[Place, Place | str]:
+        """The user's line, and what the op is looked up by: the module that runs, where one does (its lines may be torch's own)."""
+        path = self.court.locator.modules.path
+        return self.court.locator.recomputed_place(), path or self.court.locator.recomputed_place()
 
     def forget(self) -> None:
         """After a step: random outcomes of its forward pass are not drawn again."""

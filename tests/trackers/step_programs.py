@@ -310,3 +310,17 @@ def divided_by_the_square_of_the_scale(wrong: bool) -> None:
             assert p.grad is not None
             p.grad /= scale * scale if wrong else scale
         optimizer.step()
+
+
+@_named_by("PL508")
+def layers_of_torch_recomputed_outside_of_autocast(wrong: bool) -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)), torch.randn(16, 32), torch.randn(16, 8)
+
+    def again(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=not wrong):
+            return net(x)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        out = _Recomputed.apply(net, again, x, *net.parameters())
+    F.mse_loss(out.float(), y).backward()

@@ -151,3 +151,22 @@ def test_digits_lost_among_the_subnormals_are_an_underflow_and_no_cancellation()
         Product()((0.5 + torch.rand(256)).half())
     assert [(f.code, f.kind) for f in audit.report.findings] == [("PL105", "underflow")]
     assert "below the normal range of fp16" in audit.report.findings[0].message
+
+
+def test_norms_of_skipped_steps_that_the_program_keeps_are_no_fault() -> None:
+    torch.manual_seed(3)
+    net, x, y = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 1)), torch.randn(64, 24), torch.randn(64, 1) + 3
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    norms = []
+    with pl.audit() as audit:
+        for _ in range(10):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                out = net(x)
+            scaler.scale((out.float() - y).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1.0))
+            scaler.step(optimizer)
+            scaler.update()
+    assert audit.report.record.skipped_steps > 0 and not torch.isfinite(norms[0])
+    assert [f.code for f in audit.report.findings if f.verdict is Verdict.BROKEN] == []
