@@ -191,6 +191,7 @@ class Protocol:
             with torch.no_grad(), torch._C._DisableTorchDispatch():
                 self.sinks.value(SinkKind.LOSS, "the loss", root, site)
                 twin = court.memory.get(root)
+            self.scale_history.window.root(root.dtype, site)
             if twin is not None and not court.with_scaler:
                 self._scaled_by_hand(twin, site)
             if root.numel() == 1 and not root.is_complex():

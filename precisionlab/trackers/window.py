@@ -67,6 +67,11 @@ class Window:
                 continue
             self.spread.add(pair.hi, 1.0 / scale)
 
+    def root(self, dtype: torch.dtype, site: Site) -> None:
+        """Backward starts from a loss of ``dtype``: the gradient of an fp16 loss is the scale itself, and is stored in fp16."""
+        if dtype is torch.float16 and self.largest < 1.0:
+            self.largest, self.largest_at = 1.0, site
+
     def _carries_gradient(self, call: OpCall) -> bool:
         """Without a scale there are no powers: a gradient is what the first op of a backward pass returns, and all that is made of one."""
         task = torch._C._current_graph_task_id()
