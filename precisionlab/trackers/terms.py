@@ -52,6 +52,8 @@ def terms_of(call: OpCall, m: int, rng: np.random.Generator) -> Terms:
     sampler = _SAMPLERS.get(call.info.name.rstrip("_"))
     if sampler is None:
         raise NoTerms(f"the terms of {call.info.name} are not known")
+    if not all(p.lo.numel() for p in (*call.inputs, *call.outputs)):
+        raise NoTerms("an operand or a result is empty")
     return sampler(call, named(call.info.func, call.args, call.kwargs), m, rng)
 
 
@@ -357,7 +359,7 @@ def _index_put(call: OpCall, given: Any, m: int, rng: np.random.Generator) -> Te
 def _scatter_add(call: OpCall, given: Any, m: int, rng: np.random.Generator) -> Terms:
     """Without the values that were there before."""
     index, y = given["index"], _result(call)
-    if index.dim() == 0:
+    if index.dim() == 0 or not index.numel():
         raise NoTerms("it sums nothing")
     source = given["src"][tuple(slice(0, size) for size in index.shape)]
     ids, values = (t.movedim(given["dim"], -1).reshape(-1, index.shape[given["dim"]]) for t in (index, source))
