@@ -90,7 +90,7 @@ def _row(parameter: ParameterRecord) -> list[str]:
 def _share(share: float | None) -> str:
     if share is None:
         return "-"
-    return percent(share) if 0.0 <= share <= 1.0 else f"{100.0 * share:.2g} %" if abs(share) > 1e-4 else "0 %"
+    return percent(share) if 0.0 <= share <= 1.0 else f"{100.0 * share:.3g} %" if abs(share) > 1e-4 else "0 %"
 
 
 def _value(value: float | int | str | bool) -> str:
