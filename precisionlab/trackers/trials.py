@@ -98,7 +98,8 @@ class Trials:
         self._seen[key] = times + 1
         self._number += 1
         self.spent_ns += SAMPLING_NS
-        self._sample(call, record)
+        with np.errstate(all="ignore"):  # infinities are data here, and the program's stderr is its own
+            self._sample(call, record)
 
     def _sample(self, call: OpCall, record: OpRecord) -> None:
         rng = np.random.default_rng(self._number)
