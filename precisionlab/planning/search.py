@@ -32,8 +32,6 @@ class Proposal:
     audits: int
     unrepaired: list[Finding] = field(default_factory=list)
     """Broken findings for which no change helped."""
-    nearest: str = ""
-    """What came nearest, where the budget did not suffice."""
     cost: dict[str, float] = field(default_factory=dict)
     """Shares of FLOPs, bytes and parameters that leave the low precision."""
 
