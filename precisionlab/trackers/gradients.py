@@ -49,6 +49,8 @@ class GradientProtocol:
         self._unit_nodes: set[int] = set()
         """Nodes of the graph that multiply or divide by S: so do their derivatives."""
         self._reuse = Reuse(court)
+        self._replaced = False
+        """Some value of this iteration was made of a gradient whose non-finite values were replaced."""
         self._odd: tuple[float, Site, str] | None = None
         """A number by which scaled gradients were divided, when it was not the scale in force."""
         self._scale_before = 1.0
@@ -65,6 +67,8 @@ class GradientProtocol:
             self._powers(call)
         if self.storages and (info.in_place or name in _CLEANERS):
             self._on_gradients(call, name)
+        if self.storages and not info.in_place and (self._replaced or name in _CLEANERS) and not call.backward:
+            self._made_of_replaced(call, name)
 
     def _times(self, call: OpCall) -> None:
         """A scalar times a number that may be a loss scale: it is one if a backward pass starts from the product.
@@ -168,6 +172,20 @@ class GradientProtocol:
             elif name in _CLEANERS and twin.nonfinite is False and "skipped" not in marks and self._was_nonfinite(call):
                 marks["replaced"] = self.court.log.site(call.module, call.info.name, call.phase, call.place)
 
+    def _made_of_replaced(self, call: OpCall, name: str) -> None:
+        """A result whose non-finite gradient was replaced, and what is made of it, tell the step that uses them."""
+        marked = next((p.twin.marks["replaced"] for p in call.inputs if p.twin.marks and "replaced" in p.twin.marks), None)
+        if marked is None and name in _CLEANERS and any(self._broken_gradient(p) for p in call.inputs):
+            marked = self.court.log.site(call.module, call.info.name, call.phase, call.place)
+        if marked is not None:
+            for pair in call.outputs:
+                if not pair.twin.nonfinite:
+                    marks_of(pair.twin)["replaced"] = marked
+                    self._replaced = True
+
+    def _broken_gradient(self, pair: Pair) -> bool:
+        return pair.twin.nonfinite and pair.lo.untyped_storage()._cdata in self.storages
+
     def _divided_by_another_scale(self, factor: float, held: float, site: Site, parameter: str) -> None:
         """Gradients that carry S are divided by the S of the iteration before; that of the next one is known at its backward pass."""
         court = self.court
@@ -219,6 +237,7 @@ class GradientProtocol:
         """The optimizer is about to use its gradients: they must be unscaled, whole and of one piece."""
         self.court.steps += 1
         self._unit_nodes.clear()
+        self._replaced = False
         total = 0.0
         used: list[tuple[str, Twin]] = []
         negative: tuple[str, Twin] | None = None
@@ -241,7 +260,7 @@ class GradientProtocol:
                 if power > 0 and positive is None:
                     positive = (name, twin)
                 total += float(grad.detach().double().square().sum())
-        norm = math.sqrt(total)
+        norm = math.sqrt(total) * self.court.scale**extra  # a fused kernel divides by the scale itself
         negative = negative or clipped
         if negative is not None and self._trusted and ("clip_site" not in marks_of(negative[1]) or norm < _SCALED_DOMAIN):
             self._divided_twice(negative, norm)

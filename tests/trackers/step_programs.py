@@ -324,3 +324,31 @@ def layers_of_torch_recomputed_outside_of_autocast(wrong: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = _Recomputed.apply(net, again, x, *net.parameters())
     F.mse_loss(out.float(), y).backward()
+
+
+@_named_by("PL402", "PL403")
+def fused_steps_on_gradients_clipped_while_scaled(wrong: bool) -> None:
+    net, x, y, _ = _start()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(_half_loss(net, x, y)).backward()
+        if not wrong:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@_named_by("PL405")
+def infinities_replaced_in_a_new_gradient(wrong: bool) -> None:
+    net, x, y, optimizer = _start()
+    scale = 2.0**22 if wrong else 256.0
+    for _ in range(3):
+        optimizer.zero_grad()
+        (_half_loss(net, x, y) * scale).backward()
+        for p in net.parameters():
+            assert p.grad is not None
+            p.grad = torch.where(torch.isfinite(p.grad), p.grad, torch.zeros_like(p.grad)) / scale
+        optimizer.step()
