@@ -190,7 +190,8 @@ def inside_text(trends: tuple[Trend, ...]) -> str:
 def findings_text(report: Report) -> str:
     """The verdict, and the findings at the largest size and about growth, one a line."""
     count = len(report.findings)
-    lines = [f"{str(report.verdict).upper()}: {count} finding{'' if count == 1 else 's'} at the largest size of the sweep, or before a --target"]
+    where = "at the largest size of the sweep, or before a --target"
+    lines = [f"{str(report.verdict).upper()}: {count} finding{'' if count == 1 else 's'} {where}"]
     lines += [f"{f.code} {f.verdict}: {f.message}\n  fix: {f.advice}" for f in report.findings]
     lines += ["precisionlab explain CODE says more."] if report.findings else []
     return "\n".join(lines)
