@@ -12,9 +12,9 @@ import torch
 
 from precisionlab.ops.local import LocalError, OutputError, local_error
 from precisionlab.ops.registry import Family
-from precisionlab.records import EventKind, Evidence, OpRecord, Site
+from precisionlab.records import EventKind, Evidence, OpRecord, Phase, Site
 from precisionlab.shadow.call import UNMEASURED, OpCall, Pair, tensors_of
-from precisionlab.shadow.measure import LostStats, Stats, measure
+from precisionlab.shadow.measure import LostStats, Stats, count_nonfinite, measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, Twin
 from precisionlab.shadow.opinfo import OpInfo
 from precisionlab.thresholds import Thresholds
@@ -30,6 +30,8 @@ _LARGEST = {d: torch.finfo(d).max for d in NAMES}
 _TINY = {d: torch.finfo(d).smallest_normal * (2.0 if d is torch.float64 else 1.0) * UNIT_ROUNDOFF[d] * 2.0 for d in NAMES}
 _LASTING: frozenset[EventKind] = frozenset((EventKind.LOST, EventKind.CAST))
 """Events that survive masking: one lost addend is invisible in the drift and adds up over a loop."""
+_SMALL = 4096
+"""Elements up to which measuring costs no more than deciding whether to."""
 _LOCAL_WORK = 1 << 26
 """Multiply-adds above which a local error is measured on a sample of the outputs."""
 
@@ -106,6 +108,16 @@ class EventRules:
             record.drift_u_sum += in_drift / coarsest if coarsest else 0.0
             return
         if info.name == "aten._to_copy" and known_cast(call, record, pair, inputs, in_drift, tainted, carried):
+            return
+        if (
+            not self.local
+            and call.phase is Phase.OPTIMIZER
+            and lo.dtype is torch.float32
+            and lo.numel() > _SMALL
+            and not count_nonfinite(lo)
+        ):
+            # preset quick: large fp32 sums and products inside a step are looked at where they end, in the weights
+            twin.drift, twin.nonfinite, twin.events, twin.lo_rms = in_drift, False, carried, -1.0
             return
         stats = measure(lo, hi)
         n = stats.elements

@@ -227,3 +227,13 @@ def test_scaler_tells_the_scale_in_force() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     with pl.audit(scaler=scaler) as audit:
         assert audit._protocol.court.scale == 256.0
+
+
+def test_preset_quick_still_names_weights_that_a_large_fp32_step_makes_nan() -> None:
+    weight = torch.nn.Parameter(torch.ones(100, 100))
+    optimizer = torch.optim.Adam([weight], lr=1e-3, eps=0.0)
+    weight.grad = torch.full_like(weight, 1e-30)  # its square is 0 in fp32, and 1e-60 in fp64
+    with pl.audit(preset="quick") as audit:
+        optimizer.step()
+    assert not torch.isfinite(weight).all()
+    assert audit.report.verdict == "broken"
