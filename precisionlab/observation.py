@@ -361,7 +361,7 @@ class Observation:
             error=self._error,
             module_outputs=self._module_outputs,
             backwards=self._protocol.backwards,
-            optimizer_steps=self._optimizer_steps,
+            optimizer_steps=self._optimizer_steps + self._protocol.handmade.open,
             skipped_steps=self._protocol.skipped,
             ledger=self._ledger.record() if self._ledger is not None else None,
             scaler=self._protocol.scale_summary(),

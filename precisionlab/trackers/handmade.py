@@ -43,7 +43,7 @@ class Handmade:
 
     def op(self, call: OpCall) -> None:
         """One in-place op outside of backward and of ``Optimizer.step``."""
-        if call.info.stem not in _UPDATES or not self._leaves or torch.is_grad_enabled() or call.info.listed:
+        if call.info.stem not in _UPDATES or not self._leaves or call.info.listed:
             return
         for pair in call.outputs:
             known = self._leaves.get(pair.lo.untyped_storage()._cdata)
@@ -52,14 +52,19 @@ class Handmade:
                 self._moved(call, pair, leaf, known[1])
 
     def forward(self, call: OpCall) -> None:
-        """Any op while a step is open: one of a forward pass means that it is over."""
-        if call.phase is Phase.FORWARD and torch.is_grad_enabled():
+        """Any op while a step is open: one that autograd records belongs to the next forward pass."""
+        records = torch.is_grad_enabled() and not call.info.in_place and any(p.lo.requires_grad for p in call.inputs)
+        if records and call.phase is Phase.FORWARD:
             self.open = False
             self.on_step()
 
     def _moved(self, call: OpCall, pair: Pair, leaf: Tensor, name: str) -> None:
+        if pair.lo.shape != leaf.shape:
+            return
         before = call.before.get(id(pair.lo))
-        if before is None or pair.lo.shape != leaf.shape:
+        if before is None:  # a large fp32 weight stepped through ``.data``: the step counts, and rounding can hardly lose it
+            self.open = True
+            self.court.memory.forget(leaf)
             return
         parameters = self.court.parameters
         if leaf.grad is not None and not self.open:

@@ -170,3 +170,16 @@ def test_norms_of_skipped_steps_that_the_program_keeps_are_no_fault() -> None:
             scaler.update()
     assert audit.report.record.skipped_steps > 0 and not torch.isfinite(norms[0])
     assert [f.code for f in audit.report.findings if f.verdict is Verdict.BROKEN] == []
+
+
+@pytest.mark.parametrize("width", [4, 128])
+def test_steps_taken_by_hand_are_counted(width: int) -> None:
+    layer = nn.Linear(width, width)
+    with pl.audit() as audit:
+        for _ in range(3):
+            layer.zero_grad()
+            layer(torch.ones(2, width)).square().mean().backward()
+            for p in layer.parameters():
+                p.data.add_(p.grad, alpha=-0.1)
+    assert audit.report.record.optimizer_steps == 3
+    assert audit.report.findings == []
