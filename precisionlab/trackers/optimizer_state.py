@@ -49,17 +49,20 @@ class OptimizerState:
         self.parameters = parameters
         self.limits = thresholds
         self._moved: Any = WeakIdKeyDictionary()
-        self._before: weakref.WeakKeyDictionary[Any, dict[int, tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+        """Parameter -> key of its state -> displacements."""
+        self._before: weakref.WeakKeyDictionary[Any, dict[tuple[int, str], tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+        """Per optimizer and running step: (id of the parameter, key of its state) -> real value and twin before. Not by the id of the
+        tensor: an optimizer may put a new one in its place."""
 
     def before_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """Copies of the half state tensors and their twins."""
-        kept: dict[int, tuple[Tensor, Tensor]] = {}
+        kept: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
         for _, p in params:
-            for _, t in self._tensors(optimizer, p):
+            for key, t in self._tensors(optimizer, p):
                 if UNIT_ROUNDOFF[t.dtype] > 2.0**-24 and t.numel() <= _LARGEST:
                     twin = self.memory.get(t)
                     old = t.detach().double()
-                    kept[id(t)] = (old, self.memory.window(t, twin).clone() if twin is not None and twin.drift != 0.0 else old)
+                    kept[id(p), key] = (old, self.memory.window(t, twin).clone() if twin is not None and twin.drift != 0.0 else old)
         self._before[optimizer] = kept
 
     def after_step(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
@@ -75,9 +78,9 @@ class OptimizerState:
                 hi = self.memory.window(t, twin)
                 if history is not None:
                     self._note(history.record.state, key, t, hi, eps.get(id(p)))
-                before = kept.get(id(t))
-                if before is not None and not self.parameters.holds_what_was_lost(p, t):
-                    self._add(name, key, t, hi, before, twin.site, type(optimizer).__name__)
+                before = kept.get((id(p), key))
+                if before is not None and before[0].shape == t.shape and not self.parameters.holds_what_was_lost(p, t):
+                    self._add(name, key, p, t, hi, before, twin.site, type(optimizer).__name__)
 
     def of(self, optimizer: Any, p: Tensor) -> list[Tensor]:
         """The state tensors of one parameter."""
@@ -101,10 +104,11 @@ class OptimizerState:
             state["eps"] = eps
             state["eps_stored"] = float(torch.tensor(eps, dtype=torch.float64).to(t.dtype))
 
-    def _add(self, name: str, key: str, t: Tensor, hi: Tensor, before: tuple[Tensor, Tensor], site: Any, optimizer: str) -> None:
-        moved = self._moved.get(t)
-        if moved is None:
-            moved = self._moved[t] = _Moved(t)
+    def _add(self, name: str, key: str, p: Tensor, t: Tensor, hi: Tensor, before: tuple[Tensor, Tensor], site: Any, optimizer: str) -> None:
+        of_parameter: dict[str, _Moved] = self._moved.setdefault(p, {})
+        moved = of_parameter.get(key)
+        if moved is None or moved.lo.shape != t.shape:
+            moved = of_parameter[key] = _Moved(t)
         moved.lo += t.detach().double() - before[0]
         moved.hi += hi - before[1]
         moved.steps += 1

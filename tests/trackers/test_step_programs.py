@@ -183,3 +183,30 @@ def test_steps_taken_by_hand_are_counted(width: int) -> None:
                 p.data.add_(p.grad, alpha=-0.1)
     assert audit.report.record.optimizer_steps == 3
     assert audit.report.findings == []
+
+
+class _Replacing(torch.optim.Optimizer):
+    """Keeps its momentum in half, in a new tensor after each step: the addresses of old ones are used again at once."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                old = self.state[p].get("momentum", torch.zeros_like(p))
+                self.state[p]["momentum"] = 0.9 * old + p.grad
+                p.sub_(self.state[p]["momentum"], alpha=group["lr"])
+
+
+def test_state_that_an_optimizer_replaces_is_followed_by_its_place() -> None:
+    torch.manual_seed(0)
+    net = nn.ModuleList(nn.Linear(n, n) for n in (3, 5, 7, 3, 9)).bfloat16()
+    optimizer = _Replacing(net.parameters(), {"lr": 0.1})
+    with pl.audit() as audit:
+        for step in range(20):
+            optimizer.zero_grad()
+            sum(
+                layer(torch.ones(2, layer.in_features, dtype=torch.bfloat16) * (1 + step % 3)).float().square().mean() for layer in net
+            ).backward()
+            optimizer.step()
+    assert audit.report.notes == []
+    assert [f.code for f in audit.report.findings if f.kind == "optimizer-state"] == []
