@@ -59,9 +59,7 @@ def check(scenario: Scenario, *, against_record: bool = True) -> Checked:
 
 
 def _programs(outcome: Outcome) -> list[str]:
-    problems = [
-        f"{one.version}: the audited run gives other values than the plain run" for one in outcome.ran.values() if not one.transparent
-    ]
+    problems = [f"{one.version}: {one.difference}" for one in outcome.ran.values() if one.difference]
     sound = [one for version, one in outcome.ran.items() if version in ("fixed", "program")]
     problems += [f"{one.version}: raised {one.error}" for one in sound if one.error]
     reference = outcome.ran["reference"]

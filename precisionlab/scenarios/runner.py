@@ -39,6 +39,14 @@ class Ran:
     """Whether the audited run gave the same values, bit for bit."""
 
     @property
+    def difference(self) -> str:
+        """What the audited run did that the plain one did not; empty where it is transparent."""
+        if self.transparent:
+            return ""
+        raised = self.report.record.error if self.report is not None and not self.error else None
+        return f"raises only under the audit: {raised}" if raised else "the audited run gives other values than the plain run"
+
+    @property
     def non_finite(self) -> list[str]:
         """The names of values that hold an infinity or a NaN."""
         return [name for name, value in self.values.items() if not bool(torch.isfinite(value).all())]
@@ -150,14 +158,14 @@ def _plain(program: Callable[[], Results]) -> tuple[dict[str, torch.Tensor], str
 
 
 def audited(program: Callable[[], Results]) -> tuple[dict[str, torch.Tensor], Report]:
-    """The values that a program gives under the audit, and the report; no values where it raises."""
+    """The values that a program gives under the audit, and the report; where it raises, none, and ``report.record.error`` says what."""
     results: Results = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with audit() as running:
                 results = program()  # held until the audit has ended: what a program returns is what it was for
-        except Exception:
+        except Exception:  # a broken program may: what ended it is in the report, and ``Ran.difference`` tells if only the audit did
             return {}, running.report
     return _copied(results), running.report
 

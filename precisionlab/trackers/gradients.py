@@ -8,6 +8,7 @@ that, ``mixed``, ``reversed``, ``replaced``, and ``skipped`` / ``stale`` for non
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class GradientProtocol:
         """Storage of each gradient -> the name of its parameter."""
         self.leaves: list[tuple[Tensor, str]] = []
         """Parameters that the last backward pass left with a gradient, and their names."""
-        self._used_at: dict[int, int] = {}
+        self._used_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._mixed_at: Site | None = None
         """Where values with different powers of S were last added up."""
         self._unit_nodes: set[int] = set()
@@ -292,8 +293,8 @@ class GradientProtocol:
 
     def _stepped_twice(self, optimizer: Any, params: list[tuple[str, Tensor]]) -> None:
         """Two steps of one optimizer on the same gradients: ``optimizer.step()`` after ``scaler.step(optimizer)``."""
-        last = self._used_at.get(id(optimizer))
-        self._used_at[id(optimizer)] = self.court.backwards
+        last = self._used_at.get(optimizer)
+        self._used_at[optimizer] = self.court.backwards
         if self.court.with_scaler and last == self.court.backwards and self.court.backwards and any(p.grad is not None for _, p in params):
             site = self.court.here("optimizer.step", "", Phase.OPTIMIZER)
             reason = "the same gradients are applied twice"

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
+import precisionlab.session
 from precisionlab import scenarios
 from precisionlab.scenarios.checking import check
 from precisionlab.scenarios.model import Claim, Expectation, Question, Scenario, ScenarioError, read
@@ -124,3 +126,15 @@ def test_another_format_runs_without_the_numbers_of_the_lesson() -> None:
     outcome = scenarios.run("past-65504", "bf16")
     assert outcome.numbers == {} and not outcome.native
     assert outcome.main.report is not None and outcome.main.report.findings == []
+
+
+def test_what_raises_only_under_the_audit_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    from precisionlab.scenarios import runner
+
+    def program() -> dict[str, torch.Tensor]:
+        if precisionlab.session.running() is not None:
+            raise RuntimeError("a fault of the audit")
+        return {"value": torch.ones(1)}
+
+    ran = runner._run("broken", program)
+    assert not ran.transparent and ran.difference == "raises only under the audit: RuntimeError: a fault of the audit"
