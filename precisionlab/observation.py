@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 import precisionlab.ops.catalogue  # noqa: F401  registers every op rule
 from precisionlab.backends.live import target_profile
@@ -101,7 +102,7 @@ class Observation:
         self._error: str | None = None
         self._active = False
         self._observing = False
-        self._optimizer_params: set[int] = set()
+        self._optimizer_params: Any = WeakIdKeyDictionary()
 
     # -- on and off ---------------------------------------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class Observation:
 
     def _start_step(self, optimizer: Any) -> None:
         params = self._parameters.of(optimizer)
-        self._optimizer_params.update(id(p) for _, p in params)
+        self._optimizer_params.update((p, True) for _, p in params)
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             self._parameters.learn(params)
             self._protocol.before_step(optimizer, params)
@@ -310,7 +311,7 @@ class Observation:
         if self._optimizer is not None:
             self._parameters.learn(self._parameters.of(self._optimizer))
         held = live_tensors()
-        leaves = [t for t in held if t.is_leaf and t.requires_grad and id(t) not in self._optimizer_params]
+        leaves = [t for t in held if t.is_leaf and t.requires_grad and t not in self._optimizer_params]
         pending = [(self._parameters.name_of(p, f"leaf tensor {tuple(p.shape)}"), p) for p in leaves if p.grad is not None]
         self._parameters.gradients(pending, used=False)
         self._parameters.judge_gradients()

@@ -97,12 +97,15 @@ class OptimizerState:
         ]
 
     def _note(self, state: Evidence, key: str, t: Tensor, hi: Tensor, eps: float | None) -> None:
-        stats = measure(t.detach(), hi)
-        state[f"{key}_dtype"] = NAMES.get(t.dtype, str(t.dtype))
-        state[f"{key}_flushed_share"] = stats.flushed / stats.elements if stats.elements else 0.0
-        if eps is not None:
-            state["eps"] = eps
-            state["eps_stored"] = float(torch.tensor(eps, dtype=torch.float64).to(t.dtype))
+        """Dtype, eps as that holds it, and, of a half tensor, what was flushed: fp32 state loses nothing that its ops have not told."""
+        if f"{key}_dtype" not in state:
+            state[f"{key}_dtype"] = NAMES.get(t.dtype, str(t.dtype))
+            if eps is not None:
+                state["eps"] = eps
+                state["eps_stored"] = float(torch.tensor(eps, dtype=torch.float64).to(t.dtype))
+        if UNIT_ROUNDOFF[t.dtype] > 2.0**-24:
+            stats = measure(t.detach(), hi)
+            state[f"{key}_flushed_share"] = stats.flushed / stats.elements if stats.elements else 0.0
 
     def _add(self, name: str, key: str, p: Tensor, t: Tensor, hi: Tensor, before: tuple[Tensor, Tensor], site: Any, optimizer: str) -> None:
         of_parameter: dict[str, _Moved] = self._moved.setdefault(p, {})

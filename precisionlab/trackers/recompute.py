@@ -35,7 +35,11 @@ class Recompute:
         """One op with floating results."""
         if call.phase is Phase.FORWARD and torch._C._current_autograd_node() is None:
             for where in self._keys(call):
-                self._dtypes.setdefault((call.info.name, where), set()).add(call.outputs[0].lo.dtype)
+                key = (call.info.name, where)
+                known = self._dtypes.get(key)
+                if known is None:
+                    known = self._dtypes[key] = set()
+                known.add(call.outputs[0].lo.dtype)
         elif self._dtypes and self._recomputes():
             place, where = self._where(call)
             dtypes = self._dtypes.get((call.info.name, where))
