@@ -26,8 +26,9 @@ from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.shadow.sites import Locator
 from precisionlab.trackers.log import RunLog
 
-_CASTS = frozenset(("to", "type", "type_as", "half", "bfloat16", "float", "double", "float_power_"))
-_DROPOUTS = frozenset(("dropout", "dropout_", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"))
+_CASTS = frozenset(("to", "type", "type_as", "half", "bfloat16", "float", "double"))
+_DROPOUTS = frozenset(("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d"))
+"""Random calls whose mask can be read off their result. Alpha dropout puts other values than zero in."""
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that take another kernel, outside of autograd, when functions are overridden: the ledger steps aside for them."""
 

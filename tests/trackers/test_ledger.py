@@ -171,6 +171,16 @@ def test_dropout_is_repeated_with_its_own_mask() -> None:
     assert ledger is not None and _closes(ledger)
 
 
+def test_a_random_call_that_cannot_be_repeated_is_counted_as_missing() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 32), nn.AlphaDropout(0.5), nn.Linear(32, 8)).bfloat16()
+    with pl.audit(preset="full") as audit:
+        net(torch.randn(16, 32).bfloat16()).square().mean().backward()
+    ledger = audit.report.record.ledger
+    assert ledger is not None and list(ledger.missing.values()) == [1]
+    assert all("alpha_dropout" in name for name in ledger.missing)
+
+
 def test_gradient_accumulation_adds_its_losses_up() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8)).bfloat16()
