@@ -11,6 +11,7 @@ The numbers do not depend on how many threads took part: chunks are fixed, and a
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -72,6 +73,11 @@ class Displacement(NamedTuple):
     stalled: int  # hi moved, lo did not (-0 to 0 is no move)
     moved: int  # hi moved
     elements: int
+
+    @property
+    def error(self) -> float:
+        """||lo move - hi move|| / ||hi move||: 0 where lo followed, 1 where it stood still; 0 where hi did not move."""
+        return math.sqrt(max(0.0, self.lo_sq - 2 * self.dot + self.hi_sq) / self.hi_sq) if self.hi_sq > 0 else 0.0
 
 
 def measure(lo: Tensor, hi: Tensor) -> Stats:

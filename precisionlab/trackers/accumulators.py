@@ -19,11 +19,10 @@ import torch
 from precisionlab.records import EventKind, Evidence, SinkKind, Verdict
 from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import Displacement, displacement
-from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
+from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.thresholds import Thresholds
-from precisionlab.trackers.addends import COUNTED
+from precisionlab.trackers.addends import COUNTED, stalled_evidence
 from precisionlab.trackers.log import RunLog
-from precisionlab.trackers.pairs import NAMES
 
 Tensor = torch.Tensor
 
@@ -95,39 +94,30 @@ class Accumulators:
 
     def _judge(self, call: OpCall, pair: Pair, lo: Tensor, hi: Tensor, writes: int, *, stuck: bool = False, own: bool = False) -> None:
         """Compare the way the value went from ``lo`` with that of its twin from ``hi``. ``stuck``: only if most elements stand still."""
-        twin = pair.twin
         moved = displacement(pair.lo, lo, pair.hi, hi)
-        if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq) or (stuck and 2 * moved.stalled <= moved.moved):
+        stands = 2 * moved.stalled > moved.moved
+        if stuck and not stands:
             return
-        error = math.sqrt(max(0.0, moved.lo_sq - 2 * moved.dot + moved.hi_sq) / moved.hi_sq)
-        lost = frozenset(e for e in twin.events if self.log.events[e].kind in (EventKind.LOST, EventKind.RHO))
-        if own and error > self.limits.accumulator_error and 2 * moved.stalled > moved.moved:
-            lost = frozenset((self._own_event(call, pair, moved),))
-        if error > self.limits.accumulator_error and lost:
+        kinds = (EventKind.LOST, EventKind.RHO)
+        lost = frozenset(e for e in pair.twin.events if self.log.events[e].kind in kinds)
+        if own and stands and moved.error > self.limits.accumulator_error:
             site = self.log.site(call.module, call.info.name, call.phase, call.place)
-            name = f"a {str(pair.lo.dtype).removeprefix('torch.')} value {tuple(pair.lo.shape)} updated in place"
-            self.log.sink(
-                SinkKind.ACCUMULATOR,
-                name,
-                site,
-                lost,
-                Verdict.BROKEN,
-                f"after {writes} updates it has moved {error:.0%} wrong ({moved.stalled} of {moved.moved} elements stand still)",
-                {"displacement_error": error, "writes": writes, "drift": error},
-            )
+            lost = frozenset((self.log.event(EventKind.LOST, site, NO_EVENTS, stalled_evidence(moved, pair.lo), "accumulate"),))
+        judge_lag(self.log, self.limits, call, pair, moved, lost, writes, "updated in place")
 
-    def _own_event(self, call: OpCall, pair: Pair, moved: Displacement) -> int:
-        site = self.log.site(call.module, call.info.name, call.phase, call.place)
-        n = max(moved.elements, 1)
-        evidence: Evidence = {
-            "lost_share": math.sqrt(max(0.0, moved.lo_sq - 2 * moved.dot + moved.hi_sq) / moved.hi_sq),
-            "swamped": moved.stalled,
-            "elements": moved.elements,
-            "addend_rms": math.sqrt(moved.hi_sq / n),
-            "base_rms": float(pair.lo.detach().double().square().mean().sqrt()),
-            "dtype": NAMES.get(pair.lo.dtype, str(pair.lo.dtype)),
-        }
-        return self.log.event(EventKind.LOST, site, frozenset(), evidence, "accumulate")
+
+def judge_lag(
+    log: RunLog, limits: Thresholds, call: OpCall, pair: Pair, moved: Displacement, lost: frozenset[int], writes: int, how: str
+) -> None:
+    """A long-lived value whose way is too far from that of its twin, where addends were lost on it. ``how`` it is written: in words."""
+    error = moved.error
+    if not lost or not math.isfinite(moved.hi_sq) or not error > limits.accumulator_error:
+        return
+    site = log.site(call.module, call.info.name, call.phase, call.place)
+    name = f"a {str(pair.lo.dtype).removeprefix('torch.')} value {tuple(pair.lo.shape)} {how}"
+    reason = f"after {writes} updates it has moved {error:.0%} wrong ({moved.stalled} of {moved.moved} elements stand still)"
+    evidence: Evidence = {"displacement_error": error, "writes": writes, "drift": error}
+    log.sink(SinkKind.ACCUMULATOR, name, site, lost, Verdict.BROKEN, reason, evidence)
 
 
 def _weight(call: OpCall) -> float:

@@ -13,7 +13,7 @@ import torch
 
 from precisionlab.records import Evidence, Site
 from precisionlab.shadow.call import OpCall, Pair
-from precisionlab.shadow.measure import LostStats, Stats, lost_addend
+from precisionlab.shadow.measure import Displacement, LostStats, Stats, lost_addend
 from precisionlab.shadow.memory import UNIT_ROUNDOFF
 from precisionlab.trackers.pairs import NAMES, rms_of
 
@@ -68,6 +68,18 @@ def lost_evidence(lost: LostStats, lo: Tensor) -> Evidence:
         "base_rms": base,
         "spacing": 2.0 ** math.floor(math.log2(base)) * 2 * UNIT_ROUNDOFF[lo.dtype] if base > 0 else 0.0,
         "dtype": NAMES.get(lo.dtype, str(lo.dtype)),
+    }
+
+
+def stalled_evidence(moved: Displacement, value: Tensor) -> Evidence:
+    """The same numbers where the addend is known from how far a value should have moved."""
+    return {
+        "lost_share": moved.error,
+        "swamped": moved.stalled,
+        "elements": moved.elements,
+        "addend_rms": math.sqrt(moved.hi_sq / max(moved.elements, 1)),
+        "base_rms": float(value.detach().double().square().mean().sqrt()),
+        "dtype": NAMES.get(value.dtype, str(value.dtype)),
     }
 
 

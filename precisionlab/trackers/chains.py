@@ -6,16 +6,16 @@ displacement of the real value beside that of its twin.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
-from precisionlab.records import EventKind, SinkKind, Verdict
+from precisionlab.records import EventKind
 from precisionlab.shadow.call import OpCall, Pair
 from precisionlab.shadow.measure import displacement
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory, Twin
 from precisionlab.thresholds import Thresholds
+from precisionlab.trackers.accumulators import judge_lag
 from precisionlab.trackers.court import marks_of
 from precisionlab.trackers.log import RunLog
 
@@ -66,17 +66,8 @@ class Chains:
         if links < self.limits.accumulator_writes or links & (links - 1):
             return
         moved = displacement(pair.lo, chain["lo"], pair.hi, chain["hi"])
-        if not moved.hi_sq > 0 or not math.isfinite(moved.hi_sq):
-            return
-        error = math.sqrt(max(0.0, moved.lo_sq - 2 * moved.dot + moved.hi_sq) / moved.hi_sq)
-        if error <= self.limits.accumulator_error:
-            return
-        site = self.log.site(call.module, call.info.name, call.phase, call.place)
         lost = frozenset(e for e in pair.twin.events if self.log.events[e].kind is EventKind.LOST)
-        name = f"a {str(pair.lo.dtype).removeprefix('torch.')} value {tuple(pair.lo.shape)} rebuilt again and again"
-        reason = f"after {links} sums it has moved {error:.0%} wrong ({moved.stalled} of {moved.moved} elements stand still)"
-        evidence: dict[str, float | int | str | bool] = {"displacement_error": error, "writes": links, "drift": error}
-        self.log.sink(SinkKind.ACCUMULATOR, name, site, lost, Verdict.BROKEN, reason, evidence)
+        judge_lag(self.log, self.limits, call, pair, moved, lost, links, "rebuilt again and again")
 
 
 def _decays(call: OpCall) -> bool:

@@ -59,10 +59,3 @@ def marks_of(twin: Twin) -> dict[str, Any]:
     if twin.marks is None:
         twin.marks = {}
     return twin.marks
-
-
-def flat_tensors(x: Any) -> list[Tensor]:
-    """Tensors in nested lists and tuples."""
-    if isinstance(x, Tensor):
-        return [x]
-    return [t for e in x for t in flat_tensors(e)] if isinstance(x, (list, tuple)) else []

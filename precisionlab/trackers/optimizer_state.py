@@ -15,10 +15,11 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from precisionlab.records import EventKind, Evidence, Phase, SinkKind, Verdict
-from precisionlab.shadow.measure import measure
+from precisionlab.shadow.measure import Displacement, measure
 from precisionlab.shadow.memory import UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.shadow.sites import NOWHERE
 from precisionlab.thresholds import Thresholds
+from precisionlab.trackers.addends import stalled_evidence
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.pairs import NAMES
 from precisionlab.trackers.parameters import Parameters
@@ -131,16 +132,15 @@ class OptimizerState:
         place = self.log.site(module, site.op if site is not None else f"optim.{optimizer}", Phase.OPTIMIZER, NOWHERE)
         if site is not None:
             place = type(site)(module, site.op, Phase.OPTIMIZER, site.source, site.line_text, site.function)
-        n = max(t.numel(), 1)
-        evidence: Evidence = {
-            "lost_share": math.sqrt(max(0.0, min(1.0, 1.0 - followed))),
-            "addend_rms": math.sqrt(exact / n) / steps,
-            "base_rms": math.sqrt(size / n),
-            "swamped": int((moved.lo == 0).sum()),
-            "elements": n,
-            "dtype": NAMES.get(t.dtype, str(t.dtype)),
-            "parameter": name,
-        }
+        sums = Displacement(
+            float((moved.lo * moved.hi).sum()),
+            float(moved.lo.square().sum()),
+            exact,
+            int(((moved.lo == 0) & (moved.hi != 0)).sum()),
+            int((moved.hi != 0).sum()),
+            t.numel(),
+        )
+        evidence: Evidence = {**stalled_evidence(sums, t), "parameter": name}
         event = self.log.event(EventKind.LOST, place, frozenset(), evidence, "state")
         self.log.sink(
             SinkKind.STATE,

@@ -18,6 +18,7 @@ from precisionlab.records import EventKind, Evidence, ParameterRecord, Phase, Si
 from precisionlab.shadow.measure import count_nonfinite, displacement, measure
 from precisionlab.shadow.memory import NO_EVENTS, UNIT_ROUNDOFF, ShadowMemory
 from precisionlab.thresholds import Thresholds
+from precisionlab.trackers.addends import stalled_evidence
 from precisionlab.trackers.log import RunLog
 from precisionlab.trackers.pairs import NAMES, relative
 
@@ -337,15 +338,7 @@ class Parameters:
         if losses and site not in losses:  # the last op that wrote is not the one that lost
             site = losses[0]
         site = type(site)(module, site.op, Phase.OPTIMIZER, site.source, site.line_text, site.function)
-        evidence: Evidence = {
-            "lost_share": math.sqrt(max(0.0, 1.0 - min(1.0, max(moved.dot / moved.hi_sq, 0.0)))),
-            "swamped": moved.stalled,
-            "elements": moved.elements,
-            "addend_rms": math.sqrt(moved.hi_sq / max(moved.elements, 1)),
-            "base_rms": float(p.detach().double().square().mean().sqrt()),
-            "dtype": NAMES.get(p.dtype, str(p.dtype)),
-            "parameter": name,
-        }
+        evidence: Evidence = {**stalled_evidence(moved, p), "parameter": name}
         event = self.log.event(EventKind.LOST, site, NO_EVENTS, evidence, "update")
         # over the audit, large early steps hide what a decayed learning rate loses; but a small weight may pause while the others move
         lost = whole or (history.record.update_efficiency or 0.0) < self.limits.update_efficiency

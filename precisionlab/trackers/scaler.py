@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from precisionlab.records import Evidence, Phase
-from precisionlab.trackers.court import Court, flat_tensors, marks_of
+from precisionlab.shadow.call import tensors_of
+from precisionlab.trackers.court import Court, marks_of
 from precisionlab.trackers.scale_history import ScaleHistory
 
 
@@ -32,7 +33,7 @@ class Scaler:
 
     def _tag_scale(self, scaler: Any, outputs: Any) -> None:
         """The scale tensor is S^1: the loss and, through backward, every gradient inherit it."""
-        first = next(iter(flat_tensors(outputs)), None)
+        first = next(iter(tensors_of(outputs)), None)
         if scaler._scale is None and first is not None:
             self._fresh = not scaler._init_growth_tracker and scaler not in self._loaded
             scaler._lazy_init_scale_growth_tracker(first.device)  # what scale() is about to do itself
@@ -43,7 +44,7 @@ class Scaler:
 
     def _scaled_already(self, outputs: Any) -> None:
         """A loss that already carries the scale: gradients of a scaled output went into it undivided."""
-        for t in flat_tensors(outputs):
+        for t in tensors_of(outputs):
             twin = self.court.memory.get(t)
             if twin is not None and twin.power != 0.0 and self.court.scale > 1.5:
                 site = twin.site or self.court.here("GradScaler.scale", "", Phase.SCALER)
