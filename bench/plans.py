@@ -9,6 +9,7 @@ they have no symptom, so the audit alone decides.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import warnings
@@ -44,12 +45,9 @@ def repair(program: Any) -> tuple[Any, bool]:
 
     def audit(changes: Sequence[Change]) -> Report:
         results.clear()
-        with pl.audit() as watcher:
-            try:
-                with PlanMode(changes):
-                    results.append(program.broken())
-            except Exception as error:  # a change may not fit the program: that proposal is no repair
-                watcher._error = f"{type(error).__name__}: {error}"
+        # a change may not fit the program: the report says what it raised, and that proposal is no repair
+        with contextlib.suppress(Exception), pl.audit() as watcher, PlanMode(changes):
+            results.append(program.broken())
         return watcher.report
 
     proposal = search(audit)

@@ -8,12 +8,13 @@ program expects; the first call outside of the region that takes it gets it in t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from precisionlab.errors import SettingsError
@@ -247,20 +248,9 @@ def _widen(t: Tensor) -> Tensor:
 
 
 def _tensors(x: Any) -> list[Tensor]:
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, dict):
-        return [t for e in x.values() for t in _tensors(e)]
-    return [t for e in x for t in _tensors(e)] if isinstance(x, (list, tuple)) else []
+    return [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
-def _map(x: Any, change: Any) -> Any:
-    """``x`` with each tensor changed, through lists, tuples and dicts."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if type(x) in (list, tuple):
-        return type(x)(_map(e, change) for e in x)
-    if isinstance(x, tuple):
-        parts = [_map(e, change) for e in x]  # named tuples take their fields one by one, torch's results as one sequence
-        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
-    return {k: _map(v, change) for k, v in x.items()} if type(x) is dict else x
+def _map(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``x`` with each tensor changed, through lists, tuples, dicts and torch's named results."""
+    return pytree.tree_map_only(Tensor, change, x)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlab.plans.change import Change, Where
-from precisionlab.plans.ladder import rungs
+from precisionlab.plans.ladder import rungs, unit_roundoff
 from precisionlab.records import Verdict
-from precisionlab.report.model import Finding, Report
+from precisionlab.report.model import Finding, OpVerdict, Report
 
 MAX_AUDITS = 12
 """Audits that a search may run, the first one included."""
@@ -121,12 +121,14 @@ def _pruned(audit: Audit, changes: list[Change], report: Report, budget: int) ->
 
 def _measured(change: Change, report: Report) -> float | None:
     """Largest mean drift of the ops in a region, relative: what the last audit found there."""
-    units = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24, "fp64": 2.0**-53}
-    inside = [
-        op.drift_u * units.get(op.plan.storage, 0.0)
-        for op in report.ops
-        if (op.module == change.module or op.module.startswith(f"{change.module}."))
-        and (not change.file or op.source.startswith(f"{change.file}:"))
-        if change.where is not Where.LINE or op.source == f"{change.file}:{change.line}"
-    ]
-    return max(inside, default=None) if change.is_region else None
+    if not change.is_region:
+        return None
+    return max((op.drift_u * (unit_roundoff(op.plan.storage) or 0.0) for op in report.ops if _inside(op, change)), default=None)
+
+
+def _inside(op: OpVerdict, change: Change) -> bool:
+    if change.where is Where.LINE:
+        return op.source == f"{change.file}:{change.line}"
+    if change.where is Where.FUNCTION:
+        return op.source.startswith(f"{change.file}:") and (op.module == change.module or not change.module)
+    return change.where is Where.PROGRAM or op.module == change.module or op.module.startswith(f"{change.module}.")

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from precisionlab.formats import BF16, FP32
+from precisionlab.formats.catalogue import FORMATS
 from precisionlab.plans.change import Change, Where
 from precisionlab.records import Kind, Phase, Plan, RunRecord, Site
 
@@ -22,7 +24,6 @@ _ONE_LINE = frozenset((Kind.ACCUMULATION, Kind.SWAMPING, Kind.RANGE_CAST, Kind.D
 """Faults whose exact result the format can hold: one line in fp32 may do."""
 _RANGE = frozenset((Kind.OVERFLOW, Kind.UNDERFLOW, Kind.RANGE_CAST))
 """Faults of the range: bf16 has that of fp32."""
-_UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24}
 
 
 def rungs(finding: Finding, report: Report, mode: str) -> Iterator[Change]:
@@ -31,7 +32,7 @@ def rungs(finding: Finding, report: Report, mode: str) -> Iterator[Change]:
         return  # the order of calls is wrong: no format repairs it
     if finding.phase is Phase.OPTIMIZER or finding.code in ("PL301", "PL302", "PL303"):
         if mode == "pure":
-            yield Change(Where.MASTERS, reason=_reason(finding), predicted_error=_UNIT_ROUNDOFF["fp32"])
+            yield Change(Where.MASTERS, reason=_reason(finding), predicted_error=FP32.u)
         if finding.phase is Phase.OPTIMIZER:
             return
     if finding.phase is Phase.BACKWARD and finding.kind is Kind.UNDERFLOW and mode in ("amp", "master"):
@@ -58,7 +59,7 @@ def _regions(finding: Finding, report: Report, mode: str) -> Iterator[Change]:
         yield Change(Where.MODULE, path, reason=reason, predicted_error=error)
         path = path.rpartition(".")[0]
     if mode and finding.kind in _RANGE and finding.evidence.get("dtype") == "fp16":
-        yield Change(Where.DTYPE, plan=Plan("bf16", "bf16", "fp32"), reason=reason, predicted_error=_UNIT_ROUNDOFF["bf16"])
+        yield Change(Where.DTYPE, plan=Plan("bf16", "bf16", "fp32"), reason=reason, predicted_error=BF16.u)
     yield Change(Where.PROGRAM, reason=reason, predicted_error=error)
 
 
@@ -88,10 +89,13 @@ def _fits(finding: Finding) -> bool:
 
 def _error_of(report: Report, finding: Finding) -> float | None:
     """One rounding to the format in which the result leaves the region."""
-    for op in report.ops:
-        if (op.module, op.op, op.source) == (finding.module, finding.op, finding.source):
-            return _UNIT_ROUNDOFF.get(op.plan.storage)
-    return _UNIT_ROUNDOFF.get(str(finding.evidence.get("dtype", "")))
+    stored = (op.plan.storage for op in report.ops if (op.module, op.op, op.source) == (finding.module, finding.op, finding.source))
+    return unit_roundoff(next(stored, str(finding.evidence.get("dtype", ""))))
+
+
+def unit_roundoff(name: str) -> float | None:
+    """u of a format by its name; None for what is no format (integers)."""
+    return next((fmt.u for fmt in FORMATS if fmt.name == name), None)
 
 
 def _measured_scale(record: RunRecord) -> float | None:
