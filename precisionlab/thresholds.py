@@ -99,6 +99,34 @@ class Thresholds:
         "well-behaved kernels stay below 1e-6.",
     )
     norm_error_broken: float = _limit(2.0**-6, "The same above which it is broken: two units of bf16.")
+    state_displacement: float = _limit(
+        0.05,
+        "Exact displacement of a half moment over its size, above which not following it is broken: a step goes with the root of v, "
+        "so it is then off by 2.5 %. Below, it is risky.",
+    )
+    compensation_residual: float = _limit(
+        0.25,
+        "Share of the energy of what a step lost that the state may miss and still count as its compensation: it is rounded to half, too.",
+    )
+    reused_steps: float = _limit(
+        3.0,
+        "Steps of one optimizer in a row that use gradients a second time, before it is a finding: another network's loss may pass "
+        "through its parameters once before they are cleared.",
+    )
+    schedule_changes: float = _limit(
+        3.0,
+        "Skipped steps after which the rate moved, before a schedule written by hand is judged: one may fall on the end of an epoch.",
+    )
+    skips_tried: float = _limit(
+        2.0,
+        "Skips in a row that no scale explains before every step counts as skipped: the scale has been lowered in between, to no effect.",
+    )
+    calibration_skips: float = _limit(10.0, "Skips that finding a scale may take: from torch's initial 65536 they lead down to 64.")
+    growth_skips: float = _limit(3.0, "Skips right after a growth of the scale, from which on their share of the steps is judged.")
+    growth_share: float = _limit(
+        0.1,
+        "Share of the steps that growing the scale may cost. At torch's growth interval of 2000 it is 0.05 %.",
+    )
     schedule_share: float = _limit(
         0.10,
         "Share of the base learning rate that a schedule may move on iterations without a step. Quiet 6e-7, faulty 45 %.",

@@ -127,7 +127,7 @@ class OptimizerState:
         share = math.sqrt(exact / size) if size > 0 else math.inf
         if followed >= self.limits.update_efficiency or share <= UNIT_ROUNDOFF[t.dtype]:
             return
-        verdict = Verdict.BROKEN if share > self.limits.exit_drift else Verdict.RISKY
+        verdict = Verdict.BROKEN if share > self.limits.state_displacement else Verdict.RISKY
         module = name.rpartition(".")[0]
         place = self.log.site(module, site.op if site is not None else f"optim.{optimizer}", Phase.OPTIMIZER, NOWHERE)
         if site is not None:

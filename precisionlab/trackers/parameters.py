@@ -29,8 +29,6 @@ _RUNAWAY_CAUSES = frozenset((EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.FLU
 
 _BY_PLACE = "param_groups"
 """Beginning of the name of a parameter that only an optimizer told of."""
-_KEPT = 0.25
-"""Share of the energy of what a step lost that its compensation may miss: it is rounded to half, too."""
 
 
 class _History:
@@ -309,10 +307,17 @@ class Parameters:
         lost = self.memory.window(p, twin) - p.detach().double()
         held = state.detach().double()
         size, kept = float(lost.square().sum()), float(held.square().sum())
-        if size > 0 and min(float((lost - held).square().sum()), float((lost + held).square().sum())) < _KEPT * size:
+        if (
+            size > 0
+            and min(float((lost - held).square().sum()), float((lost + held).square().sum())) < self.limits.compensation_residual * size
+        ):
             return True
         rounding = (2 * UNIT_ROUNDOFF[p.dtype]) ** 2 * float(p.detach().double().square().sum())
-        return own is not None and kept <= rounding and float(self.memory.window(state, own).square().sum()) < _KEPT * kept
+        return (
+            own is not None
+            and kept <= rounding
+            and float(self.memory.window(state, own).square().sum()) < self.limits.compensation_residual * kept
+        )
 
     def _loses_range(self, name: str, twin: Any, moved: Any, history: _History) -> None:
         """Steps in a row that are too short because something upstream became zero or infinite."""

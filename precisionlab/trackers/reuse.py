@@ -9,9 +9,6 @@ from precisionlab.records import Site
 from precisionlab.shadow.memory import Twin
 from precisionlab.trackers.court import Court, marks_of
 
-_IN_A_ROW = 3
-"""Steps of one optimizer in a row: a second network's loss may pass through these parameters once before they are cleared."""
-
 
 class Reuse:
     """Marks gradients as spent at a step, and looks whether backward adds to them."""
@@ -36,7 +33,7 @@ class Reuse:
             self._rows.pop(optimizer, None)
             return
         rows = self._rows[optimizer] = self._rows.get(optimizer, 0) + 1
-        if rows >= _IN_A_ROW:
+        if rows >= self.court.limits.reused_steps:
             name, site = again[0]
             reason = f"{len(again)} of {len(used)} gradients still hold those of the steps before: step {rows + 1} uses the sum of all"
             self.court.convict("gradients-not-zeroed", site, {"steps": rows, "parameter": name}, name, reason)

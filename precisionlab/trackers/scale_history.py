@@ -17,14 +17,6 @@ _COLLAPSED = 1.0
 """A loss scale below 1 shrinks the loss: growth and back-off have lost their purpose (torch's scaler starts at 65536)."""
 _LARGEST = 2.0**126
 """Above it the reciprocal of the scale, by which gradients are unscaled, is subnormal in fp32."""
-_TRIED = 2
-"""Skips in a row that no scale explains: the scale has been lowered at least once in between, to no effect."""
-_CALIBRATION = 10
-"""Skips that finding a scale may take: from 65536 they lead down to 64."""
-_REPEATED = 3
-"""Skips right after a growth of the scale, from which on their share of the steps is judged."""
-_GROWTH_SHARE = 0.1
-"""Share of the steps that growing may cost. At torch's growth interval of 2000 it is 0.05 %."""
 _ORIGINS = frozenset((EventKind.OVERFLOW, EventKind.DOMAIN, EventKind.CAST, EventKind.CONSTANT))
 
 
@@ -89,13 +81,13 @@ class ScaleHistory:
         self._grew = after > before
         self._grown_on_skip += skipped and self._grew
         self.window.fits = True
-        if after < _COLLAPSED and after < before and self.skips_in_a_row >= _TRIED and not self.stale_seen:
+        if after < _COLLAPSED and after < before and self.skips_in_a_row >= self.court.limits.skips_tried and not self.stale_seen:
             reason = f"the loss scale falls to {after:.3g} and every step is skipped"
             self.court.convict("scale-collapse", site, {"scale": after, "skips": self.skips_in_a_row}, "the loss scale", reason)
         if not after < _LARGEST:
             reason = f"the loss scale is {after:.3g}, which cannot be divided out in fp32"
             self.court.convict("scale-overflow", site, {"scale": after, "skips": self.skipped}, "the loss scale", reason)
-        elif self._grown_on_skip >= _TRIED:
+        elif self._grown_on_skip >= self.court.limits.skips_tried:
             reason = f"the loss scale rises to {after:.3g} on steps that overflow"
             self.court.convict("scale-overflow", site, {"scale": after, "skips": self.skipped}, "the loss scale", reason)
 
@@ -110,7 +102,13 @@ class ScaleHistory:
 
     def _never_stepped(self) -> None:
         court = self.court
-        if self._unexplained < _TRIED or court.steps or self.stale_seen or court.convicted("scale-collapse") or self._last_site is None:
+        if (
+            self._unexplained < self.court.limits.skips_tried
+            or court.steps
+            or self.stale_seen
+            or court.convicted("scale-collapse")
+            or self._last_site is None
+        ):
             return
         court.convict(
             "every-step-skipped",
@@ -121,7 +119,7 @@ class ScaleHistory:
         )
 
     def _not_resumed(self) -> None:
-        if self.resumed is None or self._first_skips < _TRIED:
+        if self.resumed is None or self._first_skips < self.court.limits.skips_tried:
             return
         site, past = self.resumed
         self.court.convict(
@@ -130,12 +128,12 @@ class ScaleHistory:
             {"skips": self._first_skips, "optimizer_steps_before": past, "scale": self.court.scale},
             "the loss scale",
             f"{self._first_skips} steps were skipped to find the scale again",
-            Verdict.BROKEN if self._first_skips > _CALIBRATION else Verdict.RISKY,
+            Verdict.BROKEN if self._first_skips > self.court.limits.calibration_skips else Verdict.RISKY,
         )
 
     def _grew_too_often(self) -> None:
         share = self._grown_too_far / max(self._iterations, 1)
-        if self._grown_too_far < _REPEATED or share < _GROWTH_SHARE or self._last_site is None:
+        if self._grown_too_far < self.court.limits.growth_skips or share < self.court.limits.growth_share or self._last_site is None:
             return
         self.court.convict(
             "growth-too-frequent",

@@ -8,9 +8,6 @@ from typing import Any
 from precisionlab.records import Phase
 from precisionlab.trackers.court import Court
 
-_CHANGES = 3
-"""Skipped steps after which the rate moved, before a schedule written by hand is judged: one may fall on the end of an epoch."""
-
 
 class Schedule:
     """Wrapped around ``LRScheduler.step``; also told of every step that a scaler took or skipped."""
@@ -53,7 +50,7 @@ class Schedule:
         if last is not None and not last[1] and last[0] != rate:
             changes, spent = changes + 1, spent + abs(rate - last[0])
         self._by_hand[optimizer] = (changes, spent, base)
-        if changes >= _CHANGES and spent > self.court.limits.schedule_share * base:
+        if changes >= self.court.limits.schedule_changes and spent > self.court.limits.schedule_share * base:
             site = self.court.here("GradScaler.step", "", Phase.OPTIMIZER)
             reason = f"the learning rate moved by {spent / base:.0%} of its largest value on {changes} iterations that took no step"
             self.court.convict("scheduler-steps-on-skips", site, {"spent_share": spent / base}, "the learning rate", reason)
