@@ -80,7 +80,7 @@ class Protocol:
         wrap = self._patches.wrap
         wrap(torch.autograd, "backward", self._backward)
         wrap(torch.autograd, "grad", self._grad)
-        wrap(torch.Tensor, "tolist", self._leaves)
+        wrap(torch.Tensor, "tolist", self._tolist)
         wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         wrap(torch, "tensor", self._constants.tensor)
         wrap(GradScaler, "scale", self.scaler.scale)
@@ -153,7 +153,7 @@ class Protocol:
         self.court.parameters.learn_from(optimizer)
         return original(optimizer, *args, **kwargs)
 
-    def _leaves(self, original: Any, tensor: Tensor) -> Any:
+    def _tolist(self, original: Any, tensor: Tensor) -> Any:
         """``Tensor.tolist`` copies without an op that could be seen."""
         if tensor.dtype in UNIT_ROUNDOFF and not tensor.is_complex():
             with torch.no_grad(), torch._C._DisableTorchDispatch():

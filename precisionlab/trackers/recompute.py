@@ -66,8 +66,8 @@ class Recompute:
 
     def _where(self, call: OpCall) -> tuple[Place, Place | str]:
         """The user's line, and what the op is looked up by: the module that runs, where one does (its lines may be torch's own)."""
-        path = self.court.locator.modules.path
-        return self.court.locator.recomputed_place(), path or self.court.locator.recomputed_place()
+        place = self.court.locator.recomputed_place()
+        return place, self.court.locator.modules.path or place
 
     def forget(self) -> None:
         """After a step: random outcomes of its forward pass are not drawn again."""
