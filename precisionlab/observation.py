@@ -83,7 +83,9 @@ class Observation:
         self._mode = GuardedMode(self.memory, self._locator, self, keep_before=keeps_before if self.preset != "quick" else None)
         self._mode.guard = self._guard
         court = self._protocol.court
-        self._ledger = Ledger(self._log, self.memory, self._locator, lambda: court.scale) if self.preset == "full" else None
+        self._ledger = (
+            Ledger(self._log, self.memory, self._locator, lambda: court.scale, self._guard.guarding) if self.preset == "full" else None
+        )
         if self._ledger is not None:
             self._protocol.ledger = self._ledger
             self._modules.on_enter, self._modules.after = self._ledger.entering, self._ledger.leaving

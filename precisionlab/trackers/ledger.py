@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -51,8 +52,17 @@ class _Entry:
 class Ledger(TorchFunctionMode):
     """Active in preset full. See the module docstring."""
 
-    def __init__(self, log: RunLog, memory: ShadowMemory, locator: Locator, scale: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        log: RunLog,
+        memory: ShadowMemory,
+        locator: Locator,
+        scale: Callable[[], float],
+        guarding: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        """``scale`` gives the loss scale in force; ``guarding(where)`` keeps faults of the ledger from the program."""
         super().__init__()
+        self.guarding = guarding
         self.log = log
         self.memory = memory
         self.locator = locator
@@ -80,11 +90,18 @@ class Ledger(TorchFunctionMode):
         before = self._overwritten(stem, args)
         self.executed = []
         out = func(*args, **kwargs)
+        with self.guarding(f"the ledger at {name}"):
+            self._called(func, name, stem, args, kwargs, before, out)
+        return out
+
+    def _called(
+        self, func: Any, name: str, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any], before: Tensor | None, out: Any
+    ) -> None:
+        """A call of a forward pass has run."""
         results = [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor)]
         tracked = [t for t in results if t.requires_grad and t.grad_fn is not None and t.dtype in UNIT_ROUNDOFF and not t.is_complex()]
         if tracked and not (before is None and any(_views(t, args) for t in tracked)):
             self._enter_call(func, name, stem, args if before is None else (before, *args[1:]), kwargs, results, tracked)
-        return out
 
     def remove(self) -> None:
         """Leave the stack of modes, whatever was put on top since."""
@@ -186,7 +203,8 @@ class Ledger(TorchFunctionMode):
 
     def _hook(self, site: Site, main: Site | None, delta: Tensor) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            self._arrived(site, main, delta, gradient)
+            with self.guarding("the ledger in the backward pass"):
+                self._arrived(site, main, delta, gradient)
 
         return hook
 

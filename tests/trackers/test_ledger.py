@@ -216,6 +216,18 @@ def test_calls_that_are_not_seen_are_missing_from_what_is_explained_and_nothing_
     assert "too little is explained" in str(audit.report)
 
 
+def test_a_fault_of_the_ledger_becomes_a_note_and_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*given: Any) -> None:
+        raise ZeroDivisionError("of its own")
+
+    monkeypatch.setattr(Ledger, "_exact", fault)
+    net = nn.Linear(8, 8).bfloat16()
+    with pl.audit(preset="full", strict=False) as audit:
+        net(torch.ones(2, 8).bfloat16()).float().sum().backward()
+    assert net.weight.grad is not None
+    assert any("the ledger at" in note and "ZeroDivisionError" in note for note in audit.report.notes)
+
+
 def test_a_loss_that_is_not_finite_is_said_to_be_undefined() -> None:
     x = torch.full((4,), 300.0, dtype=torch.float16, requires_grad=True)
     with pl.audit(preset="full") as audit:
