@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-UNIT_ROUNDOFFS = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24}
+from precisionlab.formats import BF16, FP16, FP32
+
+UNIT_ROUNDOFFS = {fmt.name: fmt.u for fmt in (FP16, BF16, FP32)}
 
 
 class Quantity(str, Enum):
